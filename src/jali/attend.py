@@ -1,0 +1,83 @@
+"""The whole data path: q, k, v to sparse attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from jali import border
+from jali.backends import choose, dense
+from jali.grid import TokenGrid
+from jali.methods import Method, Query, make_method
+from jali.plan import BlockPlan, full_plan
+from jali.site import Site
+
+HERE = Site()
+
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """What came of a call. Reading a plan's cost waits for the device; nothing else does.
+
+    `plan` is what the method asked for, `executed` what the backend ran (coarser where it has
+    larger blocks); both are None where the call was dense.
+    """
+
+    out: Tensor
+    lse: Tensor | None = None
+    plan: BlockPlan | None = None
+    executed: BlockPlan | None = None
+    backend: str = "stock"
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    method: str | Method = "entropy",
+    grid: TokenGrid | Sequence[int] | None = None,
+    key_grid: TokenGrid | Sequence[int] | None = None,
+    offset: int | None = None,
+    site: Site = HERE,
+    backend: str = "auto",
+    scale: float | None = None,
+    key_length: Tensor | Sequence[int] | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    lse: bool = False,
+) -> Attended:
+    """Sparse attention. q [B, H, Sq, D], k and v [B, Hkv, Sk, D] -> out like q.
+
+    `grid` says what the tokens are (none: one row of unknown geometry), `key_grid` the same of
+    the keys where they are another sequence, and `offset` where the queries lie in it (a chunk in
+    a cache). Keys beyond `key_length` [B] or outside `key_mask` [B, Sk] are not real. `lse=True`
+    asks for the log-sum-exp [B, H, Sq] of dense calls too; sparse ones always have it.
+    """
+    call = border.check(
+        q, k, v, grid, key_grid, offset, scale, key_length, key_mask, causal, make_method(method)
+    )
+    q_grid, k_grid, offset, scale = call.q_grid, call.k_grid, call.offset, call.scale
+    active = call.method.active(site, q_grid.tokens)
+    if not active and not lse:
+        return Attended(dense.stock(q, k, v, scale, call.padding, causal))
+    chosen = choose(backend, call.task)
+    blocks = call.method.at(site).blocks(chosen.preferred(call.task))
+    if not active:
+        layout = border.dense_layout(call, chosen.preferred(call.task))
+        plan = full_plan(layout, causal)
+        out, sums = chosen.attend(q, k, v, plan, scale, call.padding)
+        return Attended(out, sums, backend=chosen.name)
+
+    method = call.method.at(site)
+    layout = method.layout(q_grid, k_grid, offset, blocks, q.device)
+    padding = call.padding and call.padding.arranged(layout.k, call.host_length)
+    q, k, v = layout.q.arrange(q), layout.k.arrange(k), layout.k.arrange(v)
+    plan = method.plan(Query(q, k, layout, site, scale, padding, causal))
+    executed = plan.coarsen(chosen.fitting(plan.blocks, call.task))
+    out, sums = chosen.attend(q, k, v, executed, scale, padding)
+    return Attended(
+        layout.q.restore(out), layout.q.restore(sums), plan, executed, backend=chosen.name
+    )

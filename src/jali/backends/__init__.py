@@ -1,0 +1,56 @@
+"""Who executes a plan. Fastest first; the last ones run anything."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+
+from jali.backends.backend import Backend, Task
+from jali.backends.reference import Reference
+from jali.backends.torch import Torch
+
+log = logging.getLogger("jali")
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Torch(), Reference())}
+
+# What `auto` chose is said once for every kind of call, not once per call.
+_said: set[tuple[str, str]] = set()
+
+
+def choose(name: str, task: Task) -> Backend:
+    """The backend asked for by name, or with "auto" the fastest one that can run the task.
+
+    A named backend never falls back: it raises with all its reasons.
+    """
+    if name == "auto":
+        return _fastest(task)
+    if name not in BACKENDS:
+        close = difflib.get_close_matches(name, BACKENDS, n=1)
+        guess = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ValueError(f"unknown backend {name!r}{guess} known: auto, {', '.join(BACKENDS)}")
+    reasons = BACKENDS[name].why_not(task)
+    if reasons:
+        raise ValueError(f"backend {name!r} cannot run this: " + "; ".join(reasons))
+    return BACKENDS[name]
+
+
+def why_not(task: Task) -> dict[str, list[str]]:
+    """Every backend with its reasons; an empty list means that it can run the task."""
+    return {name: backend.why_not(task) for name, backend in BACKENDS.items()}
+
+
+def _fastest(task: Task) -> Backend:
+    passed = []
+    for backend in BACKENDS.values():
+        reasons = backend.why_not(task)
+        if not reasons:
+            said = f"{'; '.join(passed)}" if passed else ""
+            if passed and (backend.name, said) not in _said:
+                _said.add((backend.name, said))
+                log.info("attention backend: %s (not %s)", backend.name, said)
+            return backend
+        passed.append(f"{backend.name}: {', '.join(reasons)}")
+    raise RuntimeError("the reference backend runs everything")  # pragma: no cover
+
+
+__all__ = ["BACKENDS", "Backend", "Reference", "Task", "Torch", "choose", "why_not"]

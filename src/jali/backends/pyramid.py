@@ -1,0 +1,38 @@
+"""Pooled keys and values: what a level above 1 reads."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jali.padding import KeyPadding
+
+
+def pool(
+    k: Tensor, v: Tensor, ratio: int, padding: KeyPadding | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of every `ratio` neighbouring real keys and values, and the log of their number.
+
+    k, v [B, Hkv, S, D] -> [B, Hkv, G, D] twice, and fp32 [B|1, G] with G = ⌈S / ratio⌉. A pooled
+    key stands for as many keys as are real behind it, so the tail needs no padding; −inf where
+    none is.
+    """
+    S = k.shape[2]
+    groups = -(-S // ratio)
+    missing = groups * ratio - S
+    if padding is None:
+        real = torch.ones(1, S, dtype=torch.bool, device=k.device)
+    else:
+        real = padding.valid(S)
+    if ratio == 1:
+        return k, v, real.float().log()
+    count = F.pad(real, (0, missing)).unflatten(1, (groups, ratio)).sum(-1)
+    means = []
+    for x in (k, v):
+        wide = x if x.dtype == torch.float64 else x.float()
+        if padding is not None:
+            wide = wide.masked_fill(~real[:, None, :, None], 0)
+        sums = F.pad(wide, (0, 0, 0, missing)).unflatten(2, (groups, ratio)).sum(3)
+        means.append((sums / count.clamp_min(1)[:, None, :, None]).to(x.dtype))
+    return means[0], means[1], count.float().log()

@@ -1,0 +1,174 @@
+"""Where tensors enter: every rule of a call is checked here, before any work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jali.backends import Task
+from jali.grid import TokenGrid
+from jali.layout import BlockLayout, Blocks, block_layout
+from jali.methods import Method
+from jali.padding import KeyPadding
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A checked call."""
+
+    method: Method
+    q_grid: TokenGrid
+    k_grid: TokenGrid | None
+    offset: int | None
+    scale: float
+    padding: KeyPadding | None
+    host_length: tuple[int, ...] | None
+    task: Task
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: TokenGrid | Sequence[int] | None,
+    key_grid: TokenGrid | Sequence[int] | None,
+    offset: int | None,
+    scale: float | None,
+    key_length: Tensor | Sequence[int] | None,
+    key_mask: Tensor | None,
+    causal: bool,
+    method: Method,
+) -> Call:
+    check_tensors(q, k, v)
+    B, H, Sq, D = q.shape
+    kv_heads, Sk = k.shape[1:3]
+    q_grid = TokenGrid.flat(Sq) if grid is None else TokenGrid.of(grid)
+    q_grid.check(Sq, "grid")
+    k_grid = None
+    if key_grid is not None:
+        k_grid = TokenGrid.of(key_grid)
+        k_grid.check(Sk, "key_grid")
+    elif Sk != Sq:
+        k_grid = TokenGrid.flat(Sk)
+    if offset is not None and not 0 <= offset <= Sk - Sq:
+        raise ValueError(
+            f"offset is the first query's place among {Sk} keys, so 0..{Sk - Sq} for {Sq} queries; "
+            f"got {offset}"
+        )
+    if causal and not method.can_be_causal:
+        raise ValueError(
+            f"{method.name} cannot be causal: its blocks are not in sequence order; "
+            f"use entropy, ada_bsa or dense"
+        )
+    if causal and offset is None and Sk != Sq:
+        raise ValueError(
+            f"a causal call with {Sq} queries and {Sk} keys needs offset=, the first query's place"
+        )
+    padding, host_length = _padding(key_length, key_mask, B, Sk, k.device)
+    if causal and padding is not None:
+        raise ValueError("causal attention with padded keys is not supported; drop the padding")
+    return Call(
+        method=method,
+        q_grid=q_grid,
+        k_grid=k_grid,
+        offset=offset,
+        scale=check_scale(scale, D),
+        padding=padding,
+        host_length=host_length,
+        task=Task(
+            device=q.device,
+            dtype=q.dtype,
+            head_dim=D,
+            heads=H,
+            kv_heads=kv_heads,
+            q_tokens=Sq,
+            k_tokens=Sk,
+            ratios=method.ratios,
+            padding=None if padding is None else padding.kind,
+            causal=causal,
+        ),
+    )
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Rank, sizes, dtype, device, and no gradients: [B, H, S, D] each."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+        if x.dim() != 4:
+            raise ValueError(
+                f"{name} must have 4 dimensions [batch, heads, tokens, head_dim], "
+                f"got {list(x.shape)}"
+            )
+        if x.numel() == 0:
+            raise ValueError(f"{name} is empty: {list(x.shape)}")
+        if not x.dtype.is_floating_point or x.dtype.itemsize < 2:
+            raise TypeError(f"{name} must be fp16, bf16, fp32 or fp64, got {x.dtype}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k, v must be on one device, got {q.device}, {k.device}, {v.device}")
+    if k.shape != v.shape:
+        raise ValueError(f"k and v must have one shape, got {list(k.shape)} and {list(v.shape)}")
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"q and k must have one batch size, got {q.shape[0]} and {k.shape[0]}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must have one head dim, got {q.shape[3]} and {k.shape[3]}")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"query heads must be a multiple of key heads, got {q.shape[1]} and {k.shape[1]}"
+        )
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise ValueError(
+            "q, k or v requires gradients, but jali only does inference: "
+            "call it under torch.no_grad() or detach the tensors"
+        )
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    if scale is None:
+        return head_dim**-0.5
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    return float(scale)
+
+
+def dense_layout(call: Call, blocks: Blocks) -> BlockLayout:
+    """The caller's own order, whatever the method."""
+    return block_layout(
+        call.q_grid, call.k_grid, blocks=blocks, offset=call.offset, device=call.task.device
+    )
+
+
+def _padding(
+    length: Tensor | Sequence[int] | None,
+    mask: Tensor | None,
+    B: int,
+    Sk: int,
+    device: torch.device,
+) -> tuple[KeyPadding | None, tuple[int, ...] | None]:
+    """The padding, and the lengths where the host knows them."""
+    if length is not None and mask is not None:
+        raise ValueError("give key_length or key_mask, not both")
+    if mask is not None:
+        if mask.dtype != torch.bool or tuple(mask.shape) != (B, Sk):
+            raise ValueError(
+                f"key_mask must be bool [{B}, {Sk}] (True is real), "
+                f"got {mask.dtype} {list(mask.shape)}"
+            )
+        return KeyPadding(mask=mask.to(device)), None
+    if length is None:
+        return None, None
+    known = None
+    if not isinstance(length, Tensor) or length.device.type == "cpu":
+        known = tuple(int(n) for n in length)
+        if len(known) != B or any(not 0 <= n <= Sk for n in known):
+            raise ValueError(f"key_length must be {B} lengths in 0..{Sk}, got {list(known)}")
+        length = torch.tensor(known)
+    if tuple(length.shape) != (B,) or length.dtype.is_floating_point:
+        raise ValueError(f"key_length must be {B} ints, got {length.dtype} {list(length.shape)}")
+    return KeyPadding(length=length.to(device, torch.int32)), known

@@ -1,0 +1,125 @@
+"""What the tokens of a sequence are: text, or a frames × height × width box of patches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+def _check_size(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """`tokens` text tokens, in reading order."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        _check_size("text tokens", self.tokens)
+
+    def __str__(self) -> str:
+        return f"{self.tokens} text"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A video, an image (one frame), a reference image or cached frames, flattened t-major, then h, w."""
+
+    frames: int
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        for name in ("frames", "height", "width"):
+            _check_size(name, getattr(self, name))
+
+    @property
+    def tokens(self) -> int:
+        return self.frames * self.height * self.width
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.frames, self.height, self.width
+
+    def __str__(self) -> str:
+        return f"{self.frames}×{self.height}×{self.width}"
+
+
+Segment = Text | Box
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGrid:
+    """A sequence as ordered segments. Which of them are always read is the method's business."""
+
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        if not self.segments:
+            raise ValueError("a TokenGrid needs at least one segment")
+        for segment in self.segments:
+            if not isinstance(segment, Text | Box):
+                raise TypeError(f"a segment is Text or Box, got {segment!r}")
+
+    @classmethod
+    def video(
+        cls,
+        frames: int,
+        height: int,
+        width: int,
+        *,
+        text: int = 0,
+        text_side: str = "front",
+    ) -> TokenGrid:
+        """One video or image, with `text` tokens in front of it or behind it."""
+        if text_side not in ("front", "back"):
+            raise ValueError(f"text_side must be 'front' or 'back', got {text_side!r}")
+        if isinstance(text, bool) or not isinstance(text, int) or text < 0:
+            raise ValueError(f"text must be a count of tokens >= 0, got {text!r}")
+        box = Box(frames, height, width)
+        if text == 0:
+            return cls((box,))
+        return cls((Text(text), box) if text_side == "front" else (box, Text(text)))
+
+    @classmethod
+    def flat(cls, tokens: int) -> TokenGrid:
+        """A sequence of unknown geometry: one frame of one row."""
+        return cls((Box(1, 1, tokens),))
+
+    @classmethod
+    def of(cls, shape: TokenGrid | Sequence[int]) -> TokenGrid:
+        """Accept a grid as it is, or a (frames, height, width) triple."""
+        if isinstance(shape, TokenGrid):
+            return shape
+        if isinstance(shape, str) or not isinstance(shape, Sequence) or len(shape) != 3:
+            raise ValueError(
+                f"a grid is a TokenGrid or a (frames, height, width) triple, got {shape!r}"
+            )
+        return cls((Box(*shape),))
+
+    @property
+    def tokens(self) -> int:
+        return sum(segment.tokens for segment in self.segments)
+
+    def spans(self) -> Iterator[tuple[int, Segment]]:
+        """Each segment with the index of its first token."""
+        start = 0
+        for segment in self.segments:
+            yield start, segment
+            start += segment.tokens
+
+    def check(self, tokens: int, name: str) -> None:
+        if self.tokens != tokens:
+            raise ValueError(
+                f"{name} {self} has {self.tokens} tokens, but the tensor has {tokens}; "
+                f"pass the grid of this call (frames × height × width, plus its text)"
+            )
+
+    def __str__(self) -> str:
+        return " + ".join(str(segment) for segment in self.segments)
+

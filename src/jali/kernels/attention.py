@@ -1,0 +1,474 @@
+"""Block-sparse attention over lists of key blocks, read in full or mean-pooled, in one softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from jali.kernels.granules import Granules, broadcast_strides, pack_granules
+from jali.kernels.pooling import RATIOS, Pyramid, on_device, pool_pyramid
+
+_LOG2_E = math.log2(math.e)
+_LN_2 = math.log(2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How the kernel is cut up; never changes the result beyond rounding.
+
+    `block_m`: most query rows per program. `block_n`: keys per tile of the full-resolution loop; a
+    tile wider than a key block gathers several. `pool_n`: rows per tile of the pooled loop.
+    `stages`, `pool_stages`: tiles in flight, K and V each. `tma`: read whole key blocks through
+    tensor descriptors where strides allow. `max_registers`: cap per thread, to fit a second program
+    on a multiprocessor.
+    """
+
+    block_m: int = 128
+    block_n: int = 64
+    pool_n: int = 64
+    num_warps: int = 8
+    stages: int = 2
+    pool_stages: int = 2
+    tma: bool = False
+    warp_specialize: bool = False
+    max_registers: int | None = None
+
+
+def default_config(
+    head_dim: int, k_block: int, capability: tuple[int, int], itemsize: int = 2
+) -> Config:
+    """A configuration that compiles without spills and fits the shared memory of the device."""
+    wide = triton.next_power_of_2(head_dim) * itemsize > 256
+    if itemsize == 4:
+        return Config(64, 32, 32, 4, 2, 2)
+    if capability[0] in (9, 10):
+        if wide:
+            return Config(128, min(64, k_block), 64, 8, 2, 2, tma=True)
+        return Config(128, min(128, k_block), 64, 8, 2, 3, tma=True)
+    if wide:
+        return Config(64, 32, 32, 4, 2, 2)
+    return Config(128, 64, 64, 8, 2, 2)
+
+
+@triton.jit
+def _accumulate(acc, total, top, p, alpha, v, PRECISION: tl.constexpr):
+    total = total * alpha + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+    return acc, total
+
+
+@triton.jit
+def _step(acc, total, top, q, k, v, scale, PRECISION: tl.constexpr):
+    """One tile of keys that all exist. `scale` > 0 is in log2 units and rides on the exponent."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    new_top = tl.maximum(top, tl.max(s, 1) * scale)
+    p = tl.exp2(s * scale - new_top[:, None])
+    acc, total = _accumulate(acc, total, top, p, tl.exp2(top - new_top), v, PRECISION)
+    return acc, total, new_top
+
+
+@triton.jit
+def _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION: tl.constexpr):
+    """One tile whose keys carry an additive `bias` in log2 units, -inf for a key that is none."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias[None, :]
+    new_top = tl.maximum(top, tl.max(s, 1))
+    p = tl.exp2(s - new_top[:, None])
+    acc, total = _accumulate(acc, total, top, p, tl.exp2(top - new_top), v, PRECISION)
+    return acc, total, new_top
+
+
+@triton.jit
+def _gather(base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of a matrix, each D wide, zero-filled to BLOCK_D."""
+    at = base + rows.to(tl.int64)[:, None] * stride + offs_d[None, :]
+    if D == BLOCK_D:
+        return tl.load(at)
+    return tl.load(at, mask=(offs_d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _count_below(index, count, limit, BLOCK: tl.constexpr):
+    """How many of the first `count` entries are below `limit`."""
+    found = 0
+    for first in tl.range(0, count, BLOCK):
+        entry = first + tl.arange(0, BLOCK)
+        block = tl.load(index + entry, mask=entry < count, other=0x7FFFFFFF)
+        found += tl.sum((block < limit).to(tl.int32))
+    return found
+
+
+@triton.jit
+def _attention_kernel(
+    Q, K, V, Q_DESC, K_DESC, V_DESC, OUT, LSE,
+    COUNT, INDEX, TILES, GRANULES, POOL_K, POOL_V, BIAS, LENGTH, HEAD_ORDER,
+    qb, qh, qs, kb, kh, ks, vb, vh, vs, ob, oh, os,
+    cb, ch, cm, ib, ih, im, tb, th, tm, gb, gh, gm, pb, ph, bb,
+    q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, v_row_b, v_row_h, v_col_h,
+    seq_q, seq_k, scale,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GRANULE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POOL_N: tl.constexpr,
+    STAGES: tl.constexpr, POOL_STAGES: tl.constexpr,
+    HAS_FULL: tl.constexpr, HAS_POOLED: tl.constexpr, EVEN: tl.constexpr,
+    HAS_LENGTH: tl.constexpr, HAS_ORDER: tl.constexpr, TMA: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M rows of one query block of one head, over everything its lists name.
+
+    Query tiles are the fastest grid axis, so programs that run together share one head's K and V
+    in the L2 cache.
+    """
+    tile_m = tl.program_id(0)
+    h = tl.program_id(1)
+    b = tl.program_id(2).to(tl.int64)
+    if HAS_ORDER:
+        h = tl.load(HEAD_ORDER + h)
+    h_kv = h // GROUP
+    m = tile_m * BLOCK_M // Q_BLOCK
+    h64 = h.to(tl.int64)
+    h_kv64 = h_kv.to(tl.int64)
+
+    offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    rows_ok = offs_m < seq_q
+    q_mask = rows_ok[:, None]
+    if D != BLOCK_D:
+        q_mask = q_mask & (offs_d < D)[None, :]
+    if TMA:
+        q_row = (b * q_row_b + h * q_row_h).to(tl.int32) + tile_m * BLOCK_M
+        q = Q_DESC.load([q_row, h * q_col_h])
+    else:
+        q_at = offs_m.to(tl.int64)[:, None] * qs + offs_d[None, :]
+        q = tl.load(Q + b * qb + h64 * qh + q_at, mask=q_mask, other=0.0)
+
+    # A finite start lets a tile without any real key leave the sums untouched, with no NaN.
+    top = tl.full((BLOCK_M,), -1.0e30, dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+
+    if HAS_LENGTH:
+        length = tl.minimum(tl.load(LENGTH + b), seq_k)
+    else:
+        length = seq_k
+
+    if HAS_FULL:
+        count = tl.load(COUNT + b * cb + h64 * ch + m * cm)
+        index = INDEX + b * ib + h64 * ih + m.to(tl.int64) * im
+        k_base = K + b * kb + h_kv64 * kh
+        v_base = V + b * vb + h_kv64 * vh
+        offs_n = tl.arange(0, BLOCK_N)
+
+        # Lists ascend, so blocks that lie wholly inside the length come first, then at most one
+        # that straddles it; whatever follows does not exist.
+        whole = length // K_BLOCK
+        if EVEN:
+            full = count
+            real = count
+        else:
+            if HAS_LENGTH:
+                full = _count_below(index, count, whole, 1024)
+            else:
+                last = tl.load(index + count - 1, mask=count > 0, other=0)
+                full = count - ((count > 0) & (last >= whole)).to(tl.int32)
+            next_block = tl.load(index + full, mask=full < count, other=-1)
+            straddles = (next_block == whole) & (length % K_BLOCK != 0)
+            real = full + straddles.to(tl.int32)
+
+        if WARP_SPECIALIZE:
+            # The compiler specialises a kernel with one loop only: no peeled tail.
+            full = real
+        full_tiles = full * K_BLOCK // BLOCK_N
+        # Each index is fetched one tile before its keys are: with the index in a register the
+        # pipeliner sees no chain of two loads, and all its stages hold keys.
+        if BLOCK_N > K_BLOCK:
+            first = offs_n // K_BLOCK
+            ahead = tl.load(index + first, mask=first < full, other=0)
+        else:
+            ahead = tl.load(index, mask=full_tiles > 0, other=0)
+        for t in tl.range(0, full_tiles, num_stages=STAGES, warp_specialize=WARP_SPECIALIZE):
+            if BLOCK_N > K_BLOCK:
+                rows = ahead * K_BLOCK + offs_n % K_BLOCK
+                following = (t + 1) * (BLOCK_N // K_BLOCK) + offs_n // K_BLOCK
+                ahead = tl.load(index + following, mask=following < full, other=0)
+                k = _gather(k_base, rows, ks, offs_d, D, BLOCK_D)
+                v = _gather(v_base, rows, vs, offs_d, D, BLOCK_D)
+            else:
+                if WARP_SPECIALIZE:
+                    block = tl.load(index + t // (K_BLOCK // BLOCK_N))
+                else:
+                    block = ahead
+                    following = (t + 1) // (K_BLOCK // BLOCK_N)
+                    ahead = tl.load(index + following, mask=following < full, other=0)
+                row = block * K_BLOCK + (t % (K_BLOCK // BLOCK_N)) * BLOCK_N
+                if TMA:
+                    k_row = (b * k_row_b + h_kv * k_row_h).to(tl.int32) + row
+                    v_row = (b * v_row_b + h_kv * v_row_h).to(tl.int32) + row
+                    k = K_DESC.load([k_row, h_kv * k_col_h])
+                    v = V_DESC.load([v_row, h_kv * v_col_h])
+                else:
+                    row64 = row.to(tl.int64)
+                    k = _gather(k_base + row64 * ks, offs_n, ks, offs_d, D, BLOCK_D)
+                    v = _gather(v_base + row64 * vs, offs_n, vs, offs_d, D, BLOCK_D)
+            if WARP_SPECIALIZE and not EVEN:
+                bias = tl.where(row + offs_n < length, 0.0, float("-inf"))
+                acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
+            else:
+                acc, total, top = _step(acc, total, top, q, k, v, scale, PRECISION)
+
+        if not WARP_SPECIALIZE and (not EVEN or BLOCK_N > K_BLOCK):
+            # At most max(2, K_BLOCK / BLOCK_N) tiles: what does not fill a tile, and the tail.
+            for t in tl.range(full_tiles, tl.cdiv(real * K_BLOCK, BLOCK_N), num_stages=1):
+                at = t * BLOCK_N + offs_n
+                entry = at // K_BLOCK
+                listed = entry < real
+                block = tl.load(index + entry, mask=listed, other=0)
+                rows = block * K_BLOCK + at % K_BLOCK
+                exists = listed & (rows < length)
+                mask = exists[:, None]
+                if D != BLOCK_D:
+                    mask = mask & (offs_d < D)[None, :]
+                k_at = rows.to(tl.int64)[:, None] * ks + offs_d[None, :]
+                v_at = rows.to(tl.int64)[:, None] * vs + offs_d[None, :]
+                k = tl.load(k_base + k_at, mask=mask, other=0.0)
+                v = tl.load(v_base + v_at, mask=mask, other=0.0)
+                bias = tl.where(exists, 0.0, float("-inf"))
+                acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
+
+    if HAS_POOLED:
+        tiles = tl.load(TILES + b * tb + h64 * th + m * tm)
+        granules = GRANULES + b * gb + h64 * gh + m.to(tl.int64) * gm
+        pool_k = POOL_K + b * pb + h_kv64 * ph
+        pool_v = POOL_V + b * pb + h_kv64 * ph
+        bias_base = BIAS + b * bb
+        offs_p = tl.arange(0, POOL_N)
+        offs_g = offs_p // GRANULE
+        granule = tl.load(granules + offs_g, mask=(offs_p < POOL_N) & (tiles > 0), other=0)
+        for t in tl.range(0, tiles, num_stages=POOL_STAGES):
+            rows = granule * GRANULE + offs_p % GRANULE
+            more = (offs_p < POOL_N) & (t + 1 < tiles)
+            granule = tl.load(granules + (t + 1) * (POOL_N // GRANULE) + offs_g, mask=more, other=0)
+            k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D)
+            v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D)
+            bias = tl.load(bias_base + rows)
+            acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
+
+    empty = total == 0.0
+    norm = tl.where(empty, 1.0, total)
+    out = acc * (1.0 / norm)[:, None]
+    o_at = offs_m.to(tl.int64)[:, None] * os + offs_d[None, :]
+    tl.store(OUT + b * ob + h64 * oh + o_at, out.to(OUT.dtype.element_ty), mask=q_mask)
+    lse = tl.where(empty, float("-inf"), (top + tl.log2(norm)) * 0.6931471805599453)
+    lse_at = (b * tl.num_programs(1) + h) * seq_q + offs_m
+    tl.store(LSE + lse_at, lse, mask=rows_ok)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowView:
+    """K or V as one matrix: key s of head h, batch b begins at (b*row_b + h*row_h + s, h*col_h)."""
+
+    shape: tuple[int, int]
+    stride: int
+    row_b: int
+    row_h: int
+    col_h: int
+
+    @staticmethod
+    def of(x: Tensor) -> _RowView | None:
+        """The view, or None where strides or alignment forbid a tensor descriptor."""
+        batch, heads, seq, dim = x.shape
+        sb, sh, ss, _ = x.stride()
+        if batch == 1:
+            sb = 0
+        if heads == 1:
+            sh = 0
+        align = 16 // x.element_size()
+        if ss < dim or ss % align or sh % align or sb % ss or x.data_ptr() % 16:
+            return None
+        if sh < ss:
+            if (heads - 1) * sh + dim > ss:
+                return None
+            row_h, col_h = 0, sh
+        elif sh % ss == 0:
+            row_h, col_h = sh // ss, 0
+        else:
+            return None
+        row_b = sb // ss
+        rows = (batch - 1) * row_b + (heads - 1) * row_h + seq
+        if rows >= 2**31:
+            return None
+        return _RowView((rows, (heads - 1) * col_h + dim), ss, row_b, row_h, col_h)
+
+
+def _fit(config: Config, head_dim: int, q_block: int, k_block: int, k: Tensor, v: Tensor) -> Config:
+    """Narrow a configuration to what the blocks and strides of this call allow.
+
+    Query tiles must not straddle query blocks; key tiles hold whole key blocks or divide one.
+    """
+    block_m = min(config.block_m, q_block & -q_block)
+    divisor = k_block & -k_block
+    block_n = min(config.block_n, divisor) if divisor != k_block else config.block_n
+    tma = (
+        config.tma
+        and head_dim == triton.next_power_of_2(head_dim)
+        and block_n <= k_block
+        and _RowView.of(k) is not None
+        and _RowView.of(v) is not None
+    )
+    # wgmma needs 64 rows per group of four warps; fewer rows cannot feed eight warps.
+    num_warps = config.num_warps if block_m >= 128 else min(config.num_warps, 4)
+    specialize = config.warp_specialize and tma and block_m == 128
+    return replace(
+        config, block_m=block_m, block_n=block_n, num_warps=num_warps, tma=tma,
+        warp_specialize=specialize,
+    )  # fmt: skip
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, lists: Mapping[int, tuple[Tensor, Tensor]],
+    q_block: int, k_block: int, key_length: Tensor | None,
+) -> None:  # fmt: skip
+    batch, heads, seq_q, dim = q.shape
+    if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != dim or heads % k.shape[1]:
+        raise ValueError(
+            f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if any(x.stride(-1) != 1 for x in (q, k, v)):
+        raise ValueError("the last dim of q, k and v must be contiguous")
+    if not 16 <= dim <= 256:
+        raise ValueError(f"head dim must be in 16..256, got {dim}")
+    if q_block % 16 or k_block % 16 or q_block < 16 or k_block < 16:
+        raise ValueError(f"blocks must be multiples of 16, got {q_block} and {k_block}")
+    if key_length is not None and (
+        key_length.shape != (batch,) or key_length.dtype != torch.int32
+    ):
+        raise ValueError(f"key_length must be int32 [{batch}], got {key_length}")
+    if not lists:
+        raise ValueError("no list of key blocks given")
+    rows = triton.cdiv(seq_q, q_block)
+    for ratio, (counts, indices) in lists.items():
+        if ratio != 1 and (ratio not in RATIOS or k_block % ratio):
+            raise ValueError(f"ratio {ratio} must be 1 or one of {RATIOS} and divide {k_block}")
+        if counts.dtype != torch.int32 or indices.dtype != torch.int32:
+            raise ValueError(f"lists must be int32, got {counts.dtype}, {indices.dtype}")
+        if counts.shape != indices.shape[:3] or counts.shape[2] != rows:
+            raise ValueError(
+                f"ratio {ratio}: need counts [B, H, {rows}] and indices [B, H, {rows}, W], got "
+                f"{tuple(counts.shape)} and {tuple(indices.shape)}"
+            )
+        if counts.shape[0] not in (1, batch) or counts.shape[1] not in (1, heads):
+            raise ValueError(f"ratio {ratio}: {tuple(counts.shape)} does not broadcast to q")
+        if indices.stride(3) != 1 and indices.shape[3] > 1:
+            raise ValueError(f"ratio {ratio}: the last dim of indices must be contiguous")
+
+
+def _empty_like(q: Tensor) -> Tensor:
+    """Memory for the output, dense, in the order of q: BSHD or BHSD."""
+    batch, heads, seq, dim = q.shape
+    if heads > 1 and q.stride(1) < q.stride(2):
+        return q.new_empty(batch, seq, heads, dim).transpose(1, 2)
+    return q.new_empty(batch, heads, seq, dim)
+
+
+def block_sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lists: Mapping[int, tuple[Tensor, Tensor]],
+    q_block: int,
+    k_block: int,
+    scale: float,
+    key_length: Tensor | None = None,
+    config: Config | None = None,
+    *,
+    head_order: Tensor | None = None,
+    pyramid: Pyramid | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend from q [B, H, Sq, D] to the key blocks of k, v [B, Hkv, Sk, D] that `lists` names.
+
+    `lists` maps a ratio to (counts int32 [B|1, H|1, M], indices int32 [B|1, H|1, M, W]): the key
+    blocks each query block reads, ascending, only the first `counts` of them valid. Ratio 1 reads
+    the keys themselves; ratios 2, 4, 8 read means of that many keys, each weighing as many keys as
+    it stands for: logit = q·k̄·scale + ln(real keys behind k̄). One softmax runs over all of them.
+    Keys at or beyond key_length[b] (int32 [B] on the device) do not exist.
+
+    `head_order` int32 [H]: the order in which heads start (heavy ones first balances the load).
+    `pyramid`: the pooled k and v, where the caller has them already.
+
+    Returns out, q's dtype and memory order, and the natural log-sum-exp, fp32 [B, H, Sq]. A row
+    without any real key gives 0 and -inf. Never waits for the device.
+    """
+    _check(q, k, v, lists, q_block, k_block, key_length)
+    batch, heads, seq_q, dim = q.shape
+    heads_kv, seq_k = k.shape[1:3]
+    if scale < 0:
+        q, scale = -q, -scale
+    out = _empty_like(q)
+    lse = torch.empty(batch, heads, seq_q, dtype=torch.float32, device=q.device)
+    if config is None:
+        capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
+        config = default_config(dim, k_block, capability, q.element_size())
+    cfg = _fit(config, dim, q_block, k_block, k, v)
+
+    granules: Granules | None = None
+    pooled = sorted(ratio for ratio in lists if ratio != 1)
+    if pooled:
+        if pyramid is None:
+            pyramid = pool_pyramid(k, v, pooled, key_length)
+        pyramid = replace(pyramid, starts={ratio: pyramid.starts[ratio] for ratio in pooled})
+        granules = pack_granules(lists, pyramid, k_block, cfg.pool_n)
+
+    none3 = (0, 0, 0)
+    counts, indices = lists.get(1, (None, None))
+    list_strides = none3 * 2
+    if counts is not None and indices is not None:
+        list_strides = broadcast_strides(counts) + broadcast_strides(indices)
+    tiles = ids = pool_k = pool_v = bias = None
+    pool_strides = none3 * 3
+    if granules is not None and pyramid is not None:
+        tiles, ids, pool_k, pool_v = granules.tiles, granules.ids, pyramid.k, pyramid.v
+        bias = pyramid.bias
+        bias_stride = 0 if bias.shape[0] == 1 else bias.stride(0)
+        pool_strides = broadcast_strides(tiles) + broadcast_strides(ids)
+        pool_strides += (pool_k.stride(0), pool_k.stride(1), bias_stride)
+
+    k_view, v_view = _RowView.of(k), _RowView.of(v)
+    k_desc: Tensor | TensorDescriptor | None = None
+    v_desc: Tensor | TensorDescriptor | None = None
+    view_strides = none3 * 2
+    if cfg.tma and k_view is not None and v_view is not None:
+        tile = [cfg.block_n, dim]
+        k_desc = TensorDescriptor(k, list(k_view.shape), [k_view.stride, 1], tile)
+        v_desc = TensorDescriptor(v, list(v_view.shape), [v_view.stride, 1], tile)
+        view_strides = (
+            k_view.row_b, k_view.row_h, k_view.col_h, v_view.row_b, v_view.row_h, v_view.col_h
+        )  # fmt: skip
+
+    options = {} if cfg.max_registers is None else {"maxnreg": cfg.max_registers}
+    with on_device(q.device):
+        _attention_kernel[(triton.cdiv(seq_q, cfg.block_m), heads, batch)](
+            q, k, v, k_desc, v_desc, out, lse,
+            counts, indices, tiles, ids, pool_k, pool_v, bias, key_length, head_order,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+            *list_strides, *pool_strides, *view_strides,
+            seq_q, seq_k, scale * _LOG2_E,
+            GROUP=heads // heads_kv, D=dim, BLOCK_D=triton.next_power_of_2(dim),
+            Q_BLOCK=q_block, K_BLOCK=k_block, GRANULE=granules.size if granules else 1,
+            BLOCK_M=cfg.block_m, BLOCK_N=cfg.block_n, POOL_N=cfg.pool_n,
+            STAGES=cfg.stages, POOL_STAGES=cfg.pool_stages,
+            HAS_FULL=counts is not None, HAS_POOLED=granules is not None,
+            EVEN=key_length is None and seq_k % k_block == 0,
+            HAS_LENGTH=key_length is not None, HAS_ORDER=head_order is not None,
+            TMA=cfg.tma, WARP_SPECIALIZE=cfg.warp_specialize,
+            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
+            num_warps=cfg.num_warps, num_stages=cfg.stages, **options,
+        )  # fmt: skip
+    return out, lse

@@ -1,0 +1,80 @@
+"""Reordering tokens at memory speed: one gather of whole token rows."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .score_tiles import cdiv, power_of_two
+
+
+@triton.jit
+def _gather_rows_kernel(
+    x,
+    index,
+    out,  # [B, rows, pieces * width] contiguous
+    rows,
+    pieces,
+    width,
+    x_b,
+    x_s,
+    x_p,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    # Pieces of one token row are neighbouring programs: together they read whole memory pages.
+    chunks = tl.cdiv(width, COLUMNS)
+    row = tl.program_id(0) // (pieces * chunks) * ROWS + tl.arange(0, ROWS)
+    within = tl.program_id(0) % (pieces * chunks)
+    piece = within // chunks
+    column = (within % chunks) * COLUMNS + tl.arange(0, COLUMNS)
+    batch = tl.program_id(1).to(tl.int64)
+    token = tl.load(index + row, mask=row < rows, other=0).to(tl.int64)
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    source = x + batch * x_b + piece.to(tl.int64) * x_p + token[:, None] * x_s + column[None, :]
+    value = tl.load(source, mask=mask)
+    line = batch * rows + row.to(tl.int64)
+    target = out + (line * pieces + piece)[:, None] * width + column[None, :]
+    tl.store(target, value, mask=mask)
+
+
+def gather_rows(
+    x: Tensor,
+    index: Tensor,
+    *,
+    rows: int | None = None,
+    columns: int = 512,
+    warps: int = 4,
+) -> Tensor:
+    """x[:, :, index]: [B,H,S,D] -> [B,H,S',D], a view of BSHD memory, bit for bit.
+
+    x may be any strided view with a contiguous last dim; where heads are neighbours in memory whole
+    token rows are copied. `index` int32/int64 [S'] holds tokens of x and is not checked (that would
+    wait for the device). Gathering with the inverse permutation restores the order.
+    """
+    if x.dim() != 4 or x.stride(3) != 1 or index.dim() != 1:
+        raise ValueError("need x [B, H, S, D] with a contiguous last dim and index [S']")
+    batch, heads, _, dim = x.shape
+    length = index.shape[0]
+    merged = heads == 1 or x.stride(1) == dim
+    pieces, width = (1, heads * dim) if merged else (heads, dim)
+    columns = min(columns, power_of_two(width))
+    rows = rows or max(1, 4096 // columns)
+    out = torch.empty(batch, length, heads, dim, dtype=x.dtype, device=x.device)
+    _gather_rows_kernel[(cdiv(length, rows) * pieces * cdiv(width, columns), batch)](
+        x,
+        index.contiguous(),
+        out,
+        length,
+        pieces,
+        width,
+        x.stride(0),
+        x.stride(2),
+        x.stride(1),
+        ROWS=rows,
+        COLUMNS=columns,
+        num_warps=warps,
+    )
+    return out.transpose(1, 2)

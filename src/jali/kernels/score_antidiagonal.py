@@ -1,0 +1,212 @@
+"""Importance from antidiagonals: groups of tokens, one logit per pair of groups.
+
+A matrix product whose inner dimension runs over (token of the group, head dim), queries reversed
+within their group, followed by the same two-level softmax as the sampled scores.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .score_interleave import interleaved_key, run_sum
+from .score_mass import mean_mass
+from .score_tiles import (
+    Tile,
+    cdiv,
+    check_queries_keys,
+    fit,
+    groups_of,
+    padded_dim,
+    positive_scale,
+    power_of_two,
+    shared_bytes,
+)
+
+_NEGATIVE = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _antidiagonal_lse_kernel(
+    q,
+    k,
+    key_length,
+    lse,  # fp32 [heads of this launch, q_groups, parts]
+    first_head,
+    heads,
+    kv_group,
+    queries,
+    keys,
+    q_groups,
+    parts,
+    scale,  # log2 units, not yet divided by the group size
+    q_b,
+    q_h,
+    q_s,
+    k_b,
+    k_h,
+    k_s,
+    STRIDE: tl.constexpr,
+    D: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    RUN: tl.constexpr,
+    BAND: tl.constexpr,
+    HAS_LENGTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    slot = tl.program_id(1)
+    batch = (first_head + slot) // heads
+    head = (first_head + slot) % heads
+    # Walk the tiles of a head in bands of BAND row tiles, so that what a wave reads stays in L2.
+    GROUPS: tl.constexpr = KEYS // RUN
+    row_tiles = tl.cdiv(q_groups, ROWS)
+    column_tiles = tl.cdiv(parts, GROUPS)
+    pid = tl.program_id(0)
+    band = pid // (BAND * column_tiles)
+    band_rows = tl.minimum(BAND, row_tiles - band * BAND)
+    inside = pid % (BAND * column_tiles)
+    row_tile = band * BAND + inside % band_rows
+    column_tile = inside // band_rows
+
+    limit = keys
+    if HAS_LENGTH:
+        limit = tl.minimum(limit, tl.load(key_length + batch))
+
+    # Addresses inside a tile stay 32 bit; only the tile's corner needs 64.
+    q_first = row_tile * ROWS * STRIDE
+    k_first = column_tile * KEYS * STRIDE
+    q_tile = q + batch.to(tl.int64) * q_b + head.to(tl.int64) * q_h + q_first.to(tl.int64) * q_s
+    k_head = k + batch.to(tl.int64) * k_b + (head // kv_group).to(tl.int64) * k_h
+    k_tile = k_head + k_first.to(tl.int64) * k_s
+    row = tl.arange(0, ROWS)
+    group = interleaved_key(tl.arange(0, KEYS), RUN, KEYS)
+    depth = tl.arange(0, DEPTH)
+    q_last = queries - 1 - q_first
+    k_left = limit - k_first
+
+    STEPS: tl.constexpr = (D + DEPTH - 1) // DEPTH
+    logits = tl.zeros([ROWS, KEYS], tl.float32)
+    for step in tl.range(0, STRIDE * STEPS, num_stages=STAGES):
+        token = step // STEPS
+        d = (step % STEPS) * DEPTH + depth
+        q_token = tl.minimum(row * STRIDE + (STRIDE - 1 - token), q_last)
+        k_token = group * STRIDE + token
+        q_at = q_tile + q_token[:, None] * q_s + d[None, :]
+        k_at = k_tile + k_token[:, None] * k_s + d[None, :]
+        k_mask = (k_token < k_left)[:, None]
+        if D % DEPTH == 0:
+            a = tl.load(q_at)
+            b = tl.load(k_at, mask=k_mask, other=0.0)
+        else:
+            a = tl.load(q_at, mask=(d < D)[None, :], other=0.0)
+            b = tl.load(k_at, mask=k_mask & (d < D)[None, :], other=0.0)
+        logits = tl.dot(a, tl.trans(b), logits, input_precision=PRECISION)
+
+    # A short last group is a mean over its real keys and weighs by how many it has.
+    real = tl.minimum(tl.maximum(k_left - group * STRIDE, 0), STRIDE).to(tl.float32)
+    column_scale = tl.where(real > 0, scale / tl.maximum(real, 1.0), 0.0)
+    column_bias = tl.where(real > 0, tl.log2(tl.maximum(real, 1.0) / STRIDE), _NEGATIVE)
+    logits = logits * column_scale[None, :] + column_bias[None, :]
+    top = tl.max(logits, 1)
+    top = tl.where(top == _NEGATIVE, 0.0, top)
+    sums = run_sum(tl.exp2(logits - top[:, None]), ROWS, RUN, KEYS)
+    value = top[:, None] + tl.log2(sums)
+
+    q_group = row_tile * ROWS + row
+    part = column_tile * GROUPS + tl.arange(0, GROUPS)
+    at = lse + (slot.to(tl.int64) * q_groups + q_group)[:, None] * parts + part[None, :]
+    tl.store(at, value, mask=(q_group < q_groups)[:, None] & (part < parts)[None, :])
+
+
+def antidiagonal_tile(q: Tensor, q_groups: int) -> Tile:
+    """The configuration used unless the caller names one."""
+    depth = min(64 if q.element_size() == 2 else 32, padded_dim(q.shape[3]))
+    tile = Tile(128, 256, 8, 3, depth) if q.element_size() == 2 else Tile(64, 64, 4, 2, depth)
+    if q_groups < tile.rows:
+        tile = Tile(max(16, power_of_two(q_groups)), 128, 4, tile.stages, depth)
+    row_bytes = depth * q.element_size()
+    return fit(tile, row_bytes, shared_bytes(q.device), resident=False)
+
+
+def antidiagonal_scores(
+    q: Tensor,
+    k: Tensor,
+    q_block: int,
+    k_block: int,
+    scale: float,
+    stride: int = 8,
+    key_length: Tensor | None = None,
+    *,
+    tile: Tile | None = None,
+    band: int = 8,
+) -> Tensor:
+    """Mean softmax mass per key block of the antidiagonal estimator: fp32 [B,H,M,N], rows sum to 1.
+
+    q [B,H,Sq,D], k [B,Hkv,Sk,D] (any strides, last dim contiguous). Tokens form groups of `stride`;
+    the logit of groups (a, b) is scale times the mean over i of q[a, stride-1-i] . k[b, i]. A short
+    last query group repeats its last token; a short key group is averaged over its `c` real keys and
+    weighs c/stride. `q_block` and `k_block` are multiples of `stride`. Scratch is bounded: many heads
+    are scored in several launches. No host synchronisation.
+    """
+    check_queries_keys(q, k)
+    if stride < 1 or stride & (stride - 1) or q_block % stride or k_block % stride:
+        raise ValueError("stride must be a power of two that divides both blocks")
+    batch, heads, q_len, dim = q.shape
+    k_len = k.shape[2]
+    m, n = cdiv(q_len, q_block), cdiv(k_len, k_block)
+    q_groups = cdiv(q_len, stride)
+    tile = tile or antidiagonal_tile(q, q_groups)
+    scale_log2 = positive_scale(scale)
+
+    run = math.gcd(tile.keys, k_block // stride)
+    parts_per_block = k_block // stride // run
+    parts = n * parts_per_block
+    tiles = cdiv(q_groups, tile.rows) * cdiv(parts, tile.keys // run)
+
+    out = torch.empty(batch, heads, m, n, dtype=torch.float32, device=q.device)
+    flat_out = out.view(batch * heads, m, n)
+    launches = groups_of(batch * heads, q_groups * parts * 4)
+    slots = launches[0][1] - launches[0][0]
+    lse = torch.empty(slots, q_groups, parts, dtype=torch.float32, device=q.device)
+    for start, stop in launches:
+        _antidiagonal_lse_kernel[(tiles, stop - start)](
+            q,
+            k,
+            key_length,
+            lse,
+            start,
+            heads,
+            heads // k.shape[1],
+            q_len,
+            k_len,
+            q_groups,
+            parts,
+            scale_log2,
+            q.stride(0),
+            q.stride(1),
+            q.stride(2),
+            k.stride(0),
+            k.stride(1),
+            k.stride(2),
+            STRIDE=stride,
+            D=dim,
+            DEPTH=tile.depth,
+            ROWS=tile.rows,
+            KEYS=tile.keys,
+            RUN=run,
+            BAND=band,
+            HAS_LENGTH=key_length is not None,
+            STAGES=tile.stages,
+            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        mean_mass(lse[: stop - start], flat_out[start:stop], q_block // stride, parts_per_block)
+    return out

@@ -1,0 +1,74 @@
+"""Second level of a two-level softmax: from per-block log-sums to the mean mass per key block."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .score_tiles import power_of_two
+
+_NEGATIVE = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _mass_kernel(
+    lse,  # fp32 [heads, rows, n * PARTS]: log2 of the exponential sum of each part of a key block
+    out,  # fp32 [heads, m, n]
+    rows,
+    n,
+    m,
+    ROWS: tl.constexpr,  # rows of one query block
+    PARTS: tl.constexpr,  # parts of one key block
+    CHUNK: tl.constexpr,  # rows handled together
+    N_PAD: tl.constexpr,
+):
+    block = tl.program_id(0)
+    head = tl.program_id(1).to(tl.int64)
+    column = tl.arange(0, N_PAD)
+    in_chunk = tl.arange(0, CHUNK)
+    first = block * ROWS
+    count = tl.minimum(ROWS, rows - first)
+    mass = tl.zeros([N_PAD], tl.float32)
+    for start in range(0, count, CHUNK):
+        row = start + in_chunk
+        real = (row < count)[:, None] & (column < n)[None, :]
+        base = lse + head * rows * (n * PARTS) + (first + row)[:, None] * (n * PARTS)
+        base += column[None, :] * PARTS
+        top = tl.full([CHUNK], _NEGATIVE, tl.float32)
+        for part in tl.static_range(PARTS):
+            top = tl.maximum(top, tl.max(tl.load(base + part, mask=real, other=_NEGATIVE), 1))
+        # A row without a single real key has no maximum; it must come out as zeros, not NaN.
+        top = tl.where(top == _NEGATIVE, 0.0, top)
+        share = tl.zeros([CHUNK, N_PAD], tl.float32)
+        for part in tl.static_range(PARTS):
+            share += tl.exp2(tl.load(base + part, mask=real, other=_NEGATIVE) - top[:, None])
+        total = tl.sum(share, 1)
+        total = tl.where(total > 0.0, total, 1.0)
+        mass += tl.sum(share / total[:, None], 0)
+    tl.store(out + (head * m + block) * n + column, mass / count, mask=column < n)
+
+
+def mean_mass(lse: Tensor, out: Tensor, rows_per_block: int, parts: int) -> None:
+    """Write the mean softmax mass of every (query block, key block) to `out`.
+
+    `lse` fp32 [heads, rows, N * parts] contiguous, log2 units, -inf for "no key"; consecutive runs
+    of `rows_per_block` rows form a query block (the last may be short). `out` fp32 [heads, M, N]
+    contiguous; each row of it sums to 1.
+    """
+    heads, rows = lse.shape[0], lse.shape[1]
+    m, n = out.shape[1], out.shape[2]
+    n_pad = power_of_two(n)
+    chunk = max(1, min(power_of_two(rows_per_block), 4096 // n_pad))
+    _mass_kernel[(m, heads)](
+        lse,
+        out,
+        rows,
+        n,
+        m,
+        ROWS=rows_per_block,
+        PARTS=parts,
+        CHUNK=chunk,
+        N_PAD=n_pad,
+        num_warps=4 if n_pad * chunk >= 2048 else 2,
+    )

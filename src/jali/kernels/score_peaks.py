@@ -1,0 +1,345 @@
+"""Importance from sampled peaks: how close the best sampled pair of two blocks comes to its row's top.
+
+Sampled keys are gathered into a dense buffer, a matrix product with the sampled queries keeps only
+the maximum per (sampled query, key block), and a second kernel compares it with the row's statistic
+(its maximum, or its log-sum-exp) and pools over the query block. Every element costs one maximum;
+an exponential per element is needed only for the log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .score_interleave import interleaved_column, run_max
+from .score_tiles import (
+    Tile,
+    cdiv,
+    check_queries_keys,
+    fit,
+    groups_of,
+    padded_dim,
+    positive_scale,
+    power_of_two,
+    processors,
+    shared_bytes,
+)
+
+_NEGATIVE = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _gather_keys_kernel(
+    k,
+    positions,  # int [n, per_block], -1: no sample
+    key_length,
+    packed,  # [heads of this launch, columns, D_PAD]
+    bias,  # fp32 [heads of this launch, columns]: 0 for a sample, -inf for a filler
+    has_sample,  # int32 [heads of this launch, n]
+    first_head,
+    heads,
+    kv_group,
+    keys,
+    n,
+    per_block,
+    columns,
+    k_b,
+    k_h,
+    k_s,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    RUN: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_LENGTH: tl.constexpr,
+):
+    block = tl.program_id(0)
+    slot = tl.program_id(1)
+    batch = (first_head + slot) // heads
+    head = (first_head + slot) % heads
+    limit = keys
+    if HAS_LENGTH:
+        limit = tl.minimum(limit, tl.load(key_length + batch))
+    member = tl.arange(0, RUN)
+    listed = (member < per_block) & (block < n)
+    token = tl.load(positions + block * per_block + member, mask=listed, other=-1).to(tl.int32)
+    real = (token >= 0) & (token < limit)
+    # Fillers repeat a real sample of the block: a maximum does not notice.
+    spare = tl.max(tl.where(real, token, -1), 0)
+    token = tl.where(real, token, tl.maximum(spare, 0))
+    d = tl.arange(0, D_PAD)
+    at = k + batch.to(tl.int64) * k_b + (head // kv_group).to(tl.int64) * k_h
+    at += token.to(tl.int64)[:, None] * k_s + d[None, :]
+    value = tl.load(at, mask=(d < D)[None, :], other=0.0)
+    key = block * RUN + member
+    column = (key // KEYS) * KEYS + interleaved_column(key % KEYS, RUN, KEYS)
+    row = slot.to(tl.int64) * columns + column
+    tl.store(packed + row[:, None] * D_PAD + d[None, :], value)
+    tl.store(bias + row, tl.where(real, 0.0, _NEGATIVE))
+    tl.store(has_sample + slot * n + block, (spare >= 0).to(tl.int32), mask=block < n)
+
+
+@triton.jit
+def _peak_kernel(
+    q,
+    positions,  # int [m, per_block]
+    packed,
+    bias,
+    peaks,  # fp32 [heads of this launch, rows, parts]: unscaled maxima
+    sums,  # fp32 [heads of this launch, rows, tiles]: log2-sum-exp per key tile, if NORMALISED
+    first_head,
+    heads,
+    rows,
+    per_block,
+    m,
+    columns,
+    parts,
+    tiles,
+    tiles_per_split,
+    scale,
+    q_b,
+    q_h,
+    q_s,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    Q_RUN: tl.constexpr,
+    RUN: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    NORMALISED: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row_tile = tl.program_id(0)
+    split = tl.program_id(1)
+    slot = tl.program_id(2)
+    batch = (first_head + slot) // heads
+    head = (first_head + slot) % heads
+
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    # Rows that pad a query block to a power of two repeat its last sample: harmless in a maximum.
+    block = tl.minimum(row // Q_RUN, m - 1)
+    member = tl.minimum(row % Q_RUN, per_block - 1)
+    token = tl.load(positions + block * per_block + member).to(tl.int64)
+    d = tl.arange(0, D_PAD)
+    q_at = q + batch.to(tl.int64) * q_b + head.to(tl.int64) * q_h + token[:, None] * q_s
+    sample = tl.load(q_at + d[None, :], mask=(d < D)[None, :], other=0.0)
+
+    GROUPS: tl.constexpr = KEYS // RUN
+    n = tl.arange(0, KEYS)
+    group = tl.arange(0, GROUPS)
+    k_tile = n[:, None] * D_PAD + d[None, :]
+    k_head = packed + slot.to(tl.int64) * columns * D_PAD
+    peak_rows = peaks + (slot.to(tl.int64) * rows + row)[:, None] * parts
+    sum_rows = sums + (slot.to(tl.int64) * rows + row) * tiles
+
+    first = split * tiles_per_split
+    last = tl.minimum(first + tiles_per_split, tiles)
+    for t in tl.range(first, last, num_stages=STAGES):
+        tile = tl.load(k_head + t * (KEYS * D_PAD) + k_tile)
+        logits = tl.dot(sample, tl.trans(tile), input_precision=PRECISION)
+        if NORMALISED:
+            logits += tl.load(bias + slot * columns + t * KEYS + n)[None, :]
+        peak = run_max(logits, ROWS, RUN, KEYS)
+        part = t * GROUPS + group
+        tl.store(peak_rows + part[None, :], peak, mask=(row < rows)[:, None])
+        if NORMALISED:
+            top = tl.max(peak, 1) * scale
+            top = tl.where(top == _NEGATIVE, 0.0, top)
+            total = tl.sum(tl.exp2(logits * scale - top[:, None]), 1)
+            tl.store(sum_rows + t, top + tl.log2(total), mask=row < rows)
+
+
+@triton.jit
+def _pool_peaks_kernel(
+    peaks,
+    sums,
+    has_sample,
+    out,  # fp32 [heads of this launch, m, n]
+    rows,
+    parts,
+    tiles,
+    m,
+    n,
+    scale,
+    Q_RUN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    N_PAD: tl.constexpr,
+    T_PAD: tl.constexpr,
+    NORMALISED: tl.constexpr,
+):
+    block = tl.program_id(0)
+    slot = tl.program_id(1)
+    column = tl.arange(0, N_PAD)
+    in_chunk = tl.arange(0, CHUNK)
+    real = column < n
+    real &= tl.load(has_sample + slot * n + column, mask=column < n, other=0) != 0
+    best = tl.zeros([N_PAD], tl.float32)
+    for start in range(0, Q_RUN, CHUNK):
+        row = slot.to(tl.int64) * rows + block * Q_RUN + start + in_chunk
+        at = peaks + row[:, None] * parts + column[None, :]
+        peak = tl.load(at, mask=(column < n)[None, :], other=_NEGATIVE)
+        peak = tl.where(real[None, :], peak, _NEGATIVE) * scale
+        if NORMALISED:
+            t = tl.arange(0, T_PAD)
+            logs = tl.load(sums + row[:, None] * tiles + t[None, :], (t < tiles)[None, :], _NEGATIVE)
+            top = tl.max(logs, 1)
+            top = tl.where(top == _NEGATIVE, 0.0, top)
+            top += tl.log2(tl.sum(tl.exp2(logs - top[:, None]), 1))
+        else:
+            top = tl.max(peak, 1)
+        top = tl.where(top == _NEGATIVE, 0.0, top)
+        best = tl.maximum(best, tl.max(tl.exp2(peak - top[:, None]), 0))
+    total = tl.sum(best, 0)
+    best /= tl.where(total > 0.0, total, 1.0)
+    tl.store(out + (slot.to(tl.int64) * m + block) * n + column, best, mask=column < n)
+
+
+def peak_tile(q: Tensor, rows: int, run: int) -> Tile:
+    """The configuration used unless the caller names one."""
+    row_bytes = padded_dim(q.shape[3]) * q.element_size()
+    tile = Tile(128, 128, 4, 3) if q.element_size() == 2 else Tile(64, 64, 4, 2)
+    if rows < tile.rows:
+        tile = Tile(max(16, power_of_two(rows)), tile.keys, 4, tile.stages)
+    least = max(16, run)  # a key block is pooled within one tile
+    return fit(tile, row_bytes, shared_bytes(q.device), resident=True, least_keys=least)
+
+
+def sampled_peak_scores(
+    q: Tensor,
+    k: Tensor,
+    q_block: int,
+    k_block: int,
+    scale: float,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    key_length: Tensor | None = None,
+    *,
+    normalised: bool,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Peak importance of sampled queries and keys: fp32 [B,H,M,N], each row sums to 1.
+
+    q [B,H,Sq,D], k [B,Hkv,Sk,D] (any strides, last dim contiguous). `q_positions` int [M,Pq] and
+    `k_positions` int [N,Pk] name the sampled tokens; -1 (keys only) means no sample, and keys at or
+    beyond `key_length` int32 [B] are no samples either. With `normalised` a pair weighs its softmax
+    probability over the sampled keys; without, exp(its best logit - the row's best logit). A key
+    block without a sample scores 0. No host synchronisation; scratch is bounded by several launches.
+    """
+    check_queries_keys(q, k)
+    batch, heads, q_len, dim = q.shape
+    k_len = k.shape[2]
+    m, n = cdiv(q_len, q_block), cdiv(k_len, k_block)
+    if q_positions.shape[0] != m or k_positions.shape[0] != n:
+        raise ValueError(f"need positions for {m} query and {n} key blocks")
+    q_run = power_of_two(q_positions.shape[1])
+    run = power_of_two(k_positions.shape[1])
+    rows = m * q_run
+    tile = tile or peak_tile(q, rows, run)
+    if run > tile.keys:
+        raise ValueError(f"at most {tile.keys} sampled keys per block, got {k_positions.shape[1]}")
+    scale_log2 = positive_scale(scale)
+    d_pad = padded_dim(dim)
+    groups = tile.keys // run
+    tiles = cdiv(n, groups)
+    parts = tiles * groups
+    columns = tiles * tile.keys
+
+    out = torch.empty(batch, heads, m, n, dtype=torch.float32, device=q.device)
+    flat_out = out.view(batch * heads, m, n)
+    bytes_each = rows * (parts + (tiles if normalised else 0)) * 4
+    bytes_each += columns * (d_pad * q.element_size() + 4)
+    launches = groups_of(batch * heads, bytes_each)
+    slots = launches[0][1] - launches[0][0]
+    f32 = {"dtype": torch.float32, "device": q.device}
+    packed = torch.empty(slots, columns, d_pad, dtype=k.dtype, device=k.device)
+    bias = torch.empty(slots, columns, **f32)
+    has_sample = torch.empty(slots, n, dtype=torch.int32, device=q.device)
+    peaks = torch.empty(slots, rows, parts, **f32)
+    sums = torch.empty(slots, rows, tiles, **f32) if normalised else bias
+    q_positions, k_positions = q_positions.contiguous(), k_positions.contiguous()
+
+    row_tiles = cdiv(rows, tile.rows)
+    wanted = cdiv(8 * processors(q.device), row_tiles * slots)
+    per_split = max(min(8, tiles), cdiv(tiles, wanted))
+    n_pad = power_of_two(n)
+    t_pad = power_of_two(tiles)
+    chunk = max(1, min(q_run, 4096 // max(n_pad, t_pad)))
+    for start, stop in launches:
+        size = stop - start
+        _gather_keys_kernel[(parts, size)](
+            k,
+            k_positions,
+            key_length,
+            packed,
+            bias,
+            has_sample,
+            start,
+            heads,
+            heads // k.shape[1],
+            k_len,
+            n,
+            k_positions.shape[1],
+            columns,
+            k.stride(0),
+            k.stride(1),
+            k.stride(2),
+            D=dim,
+            D_PAD=d_pad,
+            RUN=run,
+            KEYS=tile.keys,
+            HAS_LENGTH=key_length is not None,
+            num_warps=2,
+        )
+        _peak_kernel[(row_tiles, cdiv(tiles, per_split), size)](
+            q,
+            q_positions,
+            packed,
+            bias,
+            peaks,
+            sums,
+            start,
+            heads,
+            rows,
+            q_positions.shape[1],
+            m,
+            columns,
+            parts,
+            tiles,
+            per_split,
+            scale_log2,
+            q.stride(0),
+            q.stride(1),
+            q.stride(2),
+            D=dim,
+            D_PAD=d_pad,
+            Q_RUN=q_run,
+            RUN=run,
+            ROWS=tile.rows,
+            KEYS=tile.keys,
+            NORMALISED=normalised,
+            STAGES=tile.stages,
+            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        _pool_peaks_kernel[(m, size)](
+            peaks,
+            sums,
+            has_sample,
+            flat_out[start:stop],
+            rows,
+            parts,
+            tiles,
+            m,
+            n,
+            scale_log2,
+            Q_RUN=q_run,
+            CHUNK=chunk,
+            N_PAD=n_pad,
+            T_PAD=t_pad,
+            NORMALISED=normalised,
+            num_warps=4,
+        )
+    return out

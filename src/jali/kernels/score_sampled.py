@@ -1,0 +1,215 @@
+"""Importance from a few sampled queries per block: the softmax mass each key block receives.
+
+Two kernels. The first multiplies a tile of gathered samples with every key and keeps, per (sample,
+key block), only the log of the exponential sum. The second turns those logs into mean mass. No
+[samples, keys] matrix exists.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .score_mass import mean_mass
+from .score_tiles import (
+    Tile,
+    cdiv,
+    check_queries_keys,
+    fit,
+    groups_of,
+    padded_dim,
+    positive_scale,
+    power_of_two,
+    processors,
+    shared_bytes,
+)
+
+_NEGATIVE = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _log_sums(logits, scale, GROUPS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """log2 of the exponential sums of each of GROUPS equal column runs: [ROWS, GROUPS].
+
+    One maximum serves the whole tile: a run that underflows against it has no mass worth keeping.
+    """
+    top = tl.max(logits, 1) * scale
+    top = tl.where(top == _NEGATIVE, 0.0, top)
+    weight = tl.exp2(logits * scale - top[:, None])
+    if GROUPS == 1:
+        return (top + tl.log2(tl.sum(weight, 1)))[:, None]
+    sums = tl.sum(tl.reshape(weight, [ROWS, GROUPS, KEYS // GROUPS]), 2)
+    return top[:, None] + tl.log2(sums)
+
+
+@triton.jit
+def _sampled_lse_kernel(
+    q,
+    k,
+    positions,  # int [rows]: the token every sample row reads
+    key_length,  # int32 [B] or unused
+    lse,  # fp32 [heads of this launch, rows, parts]
+    first_head,
+    heads,
+    kv_group,
+    rows,
+    keys,
+    parts,
+    tiles_per_split,
+    scale,
+    q_b,
+    q_h,
+    q_s,
+    k_b,
+    k_h,
+    k_s,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HAS_LENGTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row_tile = tl.program_id(0)
+    split = tl.program_id(1)
+    slot = tl.program_id(2)
+    batch = (first_head + slot) // heads
+    head = (first_head + slot) % heads
+
+    limit = keys
+    if HAS_LENGTH:
+        limit = tl.minimum(limit, tl.load(key_length + batch))
+
+    d = tl.arange(0, D_PAD)
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    token = tl.load(positions + row, mask=row < rows, other=0).to(tl.int64)
+    q_rows = q + batch.to(tl.int64) * q_b + head.to(tl.int64) * q_h + token[:, None] * q_s
+    sample = tl.load(q_rows + d[None, :], mask=(row < rows)[:, None] & (d < D)[None, :], other=0.0)
+
+    n = tl.arange(0, KEYS)
+    k_head = k + batch.to(tl.int64) * k_b + (head // kv_group).to(tl.int64) * k_h
+    k_tile = n[:, None] * k_s + d[None, :]
+    lse_rows = lse + slot.to(tl.int64) * rows * parts + row[:, None].to(tl.int64) * parts
+    group = tl.arange(0, GROUPS)
+
+    first = split * tiles_per_split
+    last = tl.minimum(first + tiles_per_split, tl.cdiv(parts, GROUPS))
+    # Only the tile that holds the end of the sequence needs a mask, so it is peeled off the loop.
+    full = tl.minimum(last, limit // KEYS)
+    for t in tl.range(first, full, num_stages=STAGES):
+        at = k_head + tl.cast(t * KEYS, tl.int64) * k_s
+        if D == D_PAD:
+            tile = tl.load(at + k_tile)
+        else:
+            tile = tl.load(at + k_tile, mask=(d < D)[None, :], other=0.0)
+        logits = tl.dot(sample, tl.trans(tile), input_precision=PRECISION)
+        value = _log_sums(logits, scale, GROUPS, ROWS, KEYS)
+        part = t * GROUPS + group
+        tl.store(lse_rows + part[None, :], value, mask=(row < rows)[:, None])
+    for t in tl.range(tl.maximum(first, full), last, num_stages=1):
+        at = k_head + tl.cast(t * KEYS, tl.int64) * k_s
+        real = t * KEYS + n < limit
+        tile = tl.load(at + k_tile, mask=real[:, None] & (d < D)[None, :], other=0.0)
+        logits = tl.dot(sample, tl.trans(tile), input_precision=PRECISION)
+        logits = tl.where(real[None, :], logits, _NEGATIVE)
+        value = _log_sums(logits, scale, GROUPS, ROWS, KEYS)
+        part = t * GROUPS + group
+        mask = (row < rows)[:, None] & (part < parts)[None, :]
+        tl.store(lse_rows + part[None, :], value, mask=mask)
+
+
+def sampled_tile(q: Tensor, rows: int) -> Tile:
+    """The configuration used unless the caller names one."""
+    row_bytes = padded_dim(q.shape[3]) * q.element_size()
+    tile = Tile(128, 128, 8, 3) if q.element_size() == 2 else Tile(64, 64, 4, 2)
+    if rows < tile.rows:
+        tile = Tile(max(16, power_of_two(rows)), tile.keys, 4, tile.stages)
+    return fit(tile, row_bytes, shared_bytes(q.device), resident=True)
+
+
+def sampled_scores(
+    q: Tensor,
+    k: Tensor,
+    q_block: int,
+    k_block: int,
+    scale: float,
+    positions: Tensor,
+    key_length: Tensor | None = None,
+    *,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Mean softmax mass of each key block over the sampled queries of each query block.
+
+    q [B,H,Sq,D], k [B,Hkv,Sk,D] (any strides, last dim contiguous); `positions` int [M,P] names the
+    query tokens sampled from each block, all in [0, Sq). `key_length` int32 [B]: keys at or beyond
+    it never count. Returns fp32 [B,H,M,N] whose rows sum to 1. No host synchronisation.
+    """
+    check_queries_keys(q, k)
+    batch, heads, q_len, dim = q.shape
+    k_len = k.shape[2]
+    m, n = cdiv(q_len, q_block), cdiv(k_len, k_block)
+    if positions.dim() != 2 or positions.shape[0] != m:
+        raise ValueError(f"positions must be [{m}, P], got {tuple(positions.shape)}")
+    per_block = positions.shape[1]
+    flat = positions.contiguous()
+    rows = m * per_block
+    tile = tile or sampled_tile(q, rows)
+    scale_log2 = positive_scale(scale)
+
+    # A tile covers whole parts, a key block is made of whole parts: any block size fits any tile.
+    part = math.gcd(tile.keys, k_block)
+    parts_per_block = k_block // part
+    parts = n * parts_per_block
+    groups = tile.keys // part
+    tiles = cdiv(parts, groups)
+
+    out = torch.empty(batch, heads, m, n, dtype=torch.float32, device=q.device)
+    flat_out = out.view(batch * heads, m, n)
+    launches = groups_of(batch * heads, rows * parts * 4)
+    slots = launches[0][1] - launches[0][0]
+    lse = torch.empty(slots, rows, parts, dtype=torch.float32, device=q.device)
+    row_tiles = cdiv(rows, tile.rows)
+    # Enough programs for several waves, but key runs long enough to pay for gathering the samples.
+    wanted = cdiv(8 * processors(q.device), row_tiles * slots)
+    per_split = max(min(8, tiles), cdiv(tiles, wanted))
+    for start, stop in launches:
+        grid = (row_tiles, cdiv(tiles, per_split), stop - start)
+        _sampled_lse_kernel[grid](
+            q,
+            k,
+            flat,
+            key_length,
+            lse,
+            start,
+            heads,
+            heads // k.shape[1],
+            rows,
+            k_len,
+            parts,
+            per_split,
+            scale_log2,
+            q.stride(0),
+            q.stride(1),
+            q.stride(2),
+            k.stride(0),
+            k.stride(1),
+            k.stride(2),
+            D=dim,
+            D_PAD=padded_dim(dim),
+            ROWS=tile.rows,
+            KEYS=tile.keys,
+            GROUPS=groups,
+            HAS_LENGTH=key_length is not None,
+            STAGES=tile.stages,
+            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        mean_mass(lse[: stop - start], flat_out[start:stop], per_block, parts_per_block)
+    return out

@@ -1,0 +1,195 @@
+"""From scores to pyramid levels: each block gets the first ratio whose share of the ranks it is in.
+
+Only the few boundaries between levels matter, so each is found by exact selection; no row is sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .score_tiles import power_of_two
+from .select_lists import as_bytes, row_warps
+from .select_rank import HIGHEST, kth_key, ordered_keys, running_counts
+
+
+@triton.jit
+def _select_levels_kernel(
+    scores,
+    ends,
+    forced,
+    full_rows,
+    cap,
+    levels,
+    m,
+    n,
+    end_stride,
+    RATIOS: tl.constexpr,  # one byte per level, first level lowest
+    COUNT: tl.constexpr,
+    N_PAD: tl.constexpr,
+    HAS_FORCED: tl.constexpr,
+    HAS_FULL: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+):
+    row = tl.program_id(0)
+    slot = tl.program_id(1)
+    column = tl.arange(0, N_PAD)
+    real = column < n
+    line = slot.to(tl.int64) * m + row
+    key = ordered_keys(tl.load(scores + line * n + column, mask=real, other=0.0))
+    if HAS_FORCED:
+        must = tl.load(forced + row * n + column, mask=real, other=0) != 0
+        key = tl.where(must, HIGHEST, key)
+    level = tl.zeros([N_PAD], tl.int32)
+    for index in tl.static_range(COUNT):
+        end = tl.minimum(tl.load(ends + line * end_stride + index), n)
+        k = tl.maximum(end, 1)
+        cut = kth_key(key, real, k)
+        above, equal = running_counts(key, real, cut)
+        ties = k - tl.max(above, 0)
+        within = real & ((key > cut) | ((key == cut) & (equal <= ties))) & (end > 0)
+        level = tl.where(within & (level == 0), (RATIOS >> (8 * index)) & 0xFF, level)
+    if HAS_FORCED:
+        level = tl.where(must, 1, level)
+    if HAS_FULL:
+        level = tl.where(tl.load(full_rows + row) != 0, 1, level)
+    if HAS_CAP:
+        most = tl.load(cap + slot.to(tl.int64) * n + column, mask=real, other=1).to(tl.int32)
+        level = tl.minimum(level, most)
+    tl.store(levels + line * n + column, level.to(tl.uint8), mask=real)
+
+
+def select_levels(
+    scores: Tensor,
+    ends: Tensor,
+    ratios: Sequence[int],
+    forced: Tensor | None = None,
+    full_rows: Tensor | None = None,
+    cap: Tensor | None = None,
+) -> Tensor:
+    """Level of every block by rank: uint8 [B,H,M,N] with 0 for blocks behind the last end.
+
+    Blocks rank by (forced, score descending, lower index); the block of rank p gets the first of
+    `ratios` whose end is above p. `ends` int32 [R] or [B,H,M,R]. `forced` bool/uint8 [M,N] blocks
+    and all blocks of `full_rows` [M] get level 1. `cap` uint8 [B,H,N], at least 1, bounds levels
+    from above (a skipped block stays skipped). N <= 4096, at most 7 ratios.
+    """
+    batch, heads, m, n = scores.shape
+    if n > 4096 or not 1 <= len(ratios) <= 7 or ends.shape[-1] != len(ratios):
+        raise ValueError(f"{n} blocks, {len(ratios)} ratios, ends {tuple(ends.shape)}")
+    n_pad = power_of_two(n)
+    levels = torch.empty(batch, heads, m, n, dtype=torch.uint8, device=scores.device)
+    _select_levels_kernel[(m, batch * heads)](
+        scores.contiguous(),
+        ends.contiguous(),
+        as_bytes(forced),
+        as_bytes(full_rows),
+        None if cap is None else cap.contiguous(),
+        levels,
+        m,
+        n,
+        0 if ends.dim() == 1 else len(ratios),
+        RATIOS=sum(ratio << (8 * i) for i, ratio in enumerate(ratios)),
+        COUNT=len(ratios),
+        N_PAD=n_pad,
+        HAS_FORCED=forced is not None,
+        HAS_FULL=full_rows is not None,
+        HAS_CAP=cap is not None,
+        num_warps=row_warps(n_pad),
+    )
+    return levels
+
+
+@triton.jit
+def _cumulative_ends_kernel(
+    scores,
+    bounds,
+    forced,
+    ends,
+    m,
+    n,
+    least,
+    COUNT: tl.constexpr,
+    N_PAD: tl.constexpr,
+    HAS_FORCED: tl.constexpr,
+    CROSSING: tl.constexpr,
+):
+    row = tl.program_id(0)
+    slot = tl.program_id(1)
+    column = tl.arange(0, N_PAD)
+    real = column < n
+    line = slot.to(tl.int64) * m + row
+    score = tl.load(scores + line * n + column, mask=real, other=0.0)
+    score = tl.where(score > 0.0, score, 0.0)
+    key = ordered_keys(score)
+    total = tl.sum(score, 0)
+    fixed = 0
+    spent = 0.0
+    if HAS_FORCED:
+        must = tl.load(forced + row * n + column, mask=real, other=0) != 0
+        fixed = tl.sum(must.to(tl.int32), 0)
+        spent = tl.sum(tl.where(must, score, 0.0), 0)
+        real &= ~must
+    for index in tl.static_range(COUNT):
+        bound = (tl.load(bounds + index) + 1e-6) * total
+        # The lowest cut whose entries at or above it still fit; keys of scores are never negative.
+        over = 0
+        for step in tl.range(0, 31):
+            lower = over + (1 << (30 - step))
+            fits = spent + tl.sum(tl.where(real & (key >= lower), score, 0.0), 0) <= bound
+            over = tl.where(fits, over, lower)
+        # `over` is the highest key at which the sum no longer fits (0 if everything fits).
+        inside = real & (key > over)
+        used = spent + tl.sum(tl.where(inside, score, 0.0), 0)
+        count = tl.sum(inside.to(tl.int32), 0)
+        at_cut = real & (key == over)
+        ties = tl.sum(at_cut.to(tl.int32), 0)
+        value = tl.max(tl.where(at_cut, score, 0.0), 0)
+        fitting = tl.floor((bound - used) / tl.where(value > 0.0, value, 1.0)).to(tl.int32)
+        fitting = tl.where(value > 0.0, tl.minimum(tl.maximum(fitting, 0), ties), ties)
+        count += fitting + fixed
+        if CROSSING:
+            count = tl.where((count > 0) & (spent <= bound), count + 1, count)
+        if index == 0:
+            count = tl.maximum(count, least)
+        tl.store(ends + line * COUNT + index, tl.minimum(count, n))
+
+
+def cumulative_ends(
+    scores: Tensor,
+    bounds: Tensor,
+    least: int = 0,
+    *,
+    crossing: bool = True,
+    forced: Tensor | None = None,
+) -> Tensor:
+    """How many of the best blocks hold each cumulative share of a row: int32 [B,H,M,R].
+
+    scores [B,H,M,N] non-negative; `bounds` fp32 [R] shares of the row's sum. An end is the number of
+    blocks, best first, whose running sum stays within the bound (plus 1e-6 of the row); with
+    `crossing` the block that crosses it belongs too, unless not even the best block fits. The first
+    end is at least `least`; none exceeds N. `forced` bool/uint8 [M,N] blocks rank first.
+    """
+    batch, heads, m, n = scores.shape
+    n_pad = power_of_two(n)
+    count = bounds.shape[0]
+    ends = torch.empty(batch, heads, m, count, dtype=torch.int32, device=scores.device)
+    _cumulative_ends_kernel[(m, batch * heads)](
+        scores.contiguous(),
+        bounds.contiguous(),
+        as_bytes(forced),
+        ends,
+        m,
+        n,
+        least,
+        COUNT=count,
+        N_PAD=n_pad,
+        HAS_FORCED=forced is not None,
+        CROSSING=crossing,
+        num_warps=row_warps(n_pad),
+    )
+    return ends

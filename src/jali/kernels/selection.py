@@ -1,0 +1,16 @@
+"""Budgets, ascending lists and pyramid levels on the GPU: everything between scores and a plan."""
+
+from __future__ import annotations
+
+from .budgets import entropy_budgets, row_entropy
+from .select_levels import cumulative_ends, select_levels
+from .select_lists import levels_to_lists, select_lists
+
+__all__ = [
+    "cumulative_ends",
+    "entropy_budgets",
+    "levels_to_lists",
+    "row_entropy",
+    "select_levels",
+    "select_lists",
+]

@@ -1,0 +1,61 @@
+"""One published idea per file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+from jali.methods.ada_bsa import AdaBsa
+from jali.methods.control import Local, Random
+from jali.methods.dense import Dense
+from jali.methods.entropy import Entropy
+from jali.methods.method import Method, Query
+from jali.methods.psa import Psa
+from jali.methods.rf_v2 import RfV2
+from jali.methods.schedule import Schedule
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (Dense, Entropy, Psa, RfV2, AdaBsa, Random, Local)
+}
+
+
+def make_method(method: str | Method, **options: Any) -> Method:
+    """A method by name, with its own options. An unknown name or option lists the known ones."""
+    if isinstance(method, Method):
+        if options:
+            raise TypeError(f"{method} is complete; {sorted(options)} cannot be added to it")
+        return method
+    if not isinstance(method, str):
+        raise TypeError(f"a method is a name or a Method, got {method!r}")
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}{near(method, METHODS)}")
+    kind = METHODS[method]
+    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{method} has no option {option!r}{near(option, known)}")
+    return kind(**options)
+
+
+def near(name: str, known: Any) -> str:
+    """'; did you mean …? known: …'"""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    guess = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{guess} known: {', '.join(map(str, known))}"
+
+
+__all__ = [
+    "METHODS",
+    "AdaBsa",
+    "Dense",
+    "Entropy",
+    "Local",
+    "Method",
+    "Psa",
+    "Query",
+    "Random",
+    "RfV2",
+    "Schedule",
+    "make_method",
+]

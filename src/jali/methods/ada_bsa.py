@@ -1,0 +1,108 @@
+"""Adaptive block-sparse attention: antidiagonal estimates, kept up to a share of their mass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from jali.budget import blocks_for, check_share
+from jali.layout import Blocks
+from jali.methods.method import Method, Query
+from jali.order import Order, Raster
+from jali.plan import BlockPlan
+from jali.scoring import antidiagonal_scores
+from jali.selection import count_to_reach, keep_top
+
+
+@dataclass(frozen=True)
+class AdaBsa(Method):
+    """Keep the fewest key blocks that hold `cdf_threshold` of a query block's estimated mass, but
+    no more than the share 1 − sparsity.
+
+    The first key block is forced by `keep_sink`, the last one by `keep_recent`; forced blocks
+    count inside the share, and their mass counts inside the threshold. `compat` reproduces the
+    original's decisions, its slack and exceptions included.
+    """
+
+    sparsity: float = 0.0
+    cdf_threshold: float = 1.0
+    keep_sink: bool = True
+    keep_recent: bool = True
+    block_size: int = 128
+    compat: bool = False
+
+    name: ClassVar[str] = "ada_bsa"
+    can_be_causal: ClassVar[bool] = True
+    STRIDE: ClassVar[int] = 8
+
+    def __post_init__(self) -> None:
+        check_share("sparsity", self.sparsity)
+        check_share("cdf_threshold", self.cdf_threshold)
+        Blocks(self.block_size, self.block_size)
+        if self.block_size % self.STRIDE:
+            raise ValueError(f"block_size must be a multiple of 8, got {self.block_size}")
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def token_order(self) -> Order:
+        return Raster()
+
+    def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
+        return Blocks(self.block_size, self.block_size)
+
+    def plan(self, query: Query) -> BlockPlan:
+        layout = query.layout
+        if self.compat:
+            return self._plan_compat(query)
+        scores = antidiagonal_scores(
+            query.q, query.k, layout, query.scale, query.padding, self.STRIDE, query.causal
+        )
+        forced = layout.forced.clone()
+        forced[:, 0] |= self.keep_sink
+        forced[:, -1] |= self.keep_recent
+        keep: Tensor | int = blocks_for(1 - self.sparsity, layout.N)
+        if self.cdf_threshold < 1:
+            reached = count_to_reach(scores, self.cdf_threshold, forced)
+            keep = reached.clamp_max(keep)
+        rows = layout.text_rows if layout.has_text_rows else None
+        return keep_top(scores, keep, layout, forced, rows, query.causal)
+
+    def _plan_compat(self, query: Query) -> BlockPlan:
+        if query.causal:
+            raise ValueError(
+                "compat=True is undefined for causal ada_bsa: how far the original looks ahead "
+                "depends on its device's tiling; use compat=False"
+            )
+        layout = query.layout
+        n = layout.N
+        per_row = self.block_size // self.STRIDE  # the original's rows sum to 16, not to 1
+        scores = per_row * antidiagonal_scores(
+            query.q, query.k, layout, query.scale, stride=self.STRIDE, drop_tail=True
+        )
+        x = scores.clone()
+        x[..., n - 1] = 0
+        if self.keep_sink:
+            x[..., 0] = 0
+        y = x.sort(-1, descending=True).values
+        guard = torch.zeros_like(y[..., :1])
+        count = torch.full_like(guard, n)
+        if self.cdf_threshold < 1:
+            reached = y.cumsum(-1) >= self.cdf_threshold * y.sum(-1, keepdim=True)
+            first = reached.float().argmax(-1, keepdim=True)
+            guard, count = y.gather(-1, first), first.to(guard)
+        room = n * (1 - self.sparsity)
+        if n >= 10:
+            guard = torch.where(count > room, y[..., int(room) - 1, None], guard)
+        kept = x > guard - 1e-5
+        kept[..., 0] = True
+        kept[..., n - 1] = True
+        return BlockPlan(layout, (1,), map=kept.to(torch.uint8))
+
+    def with_budget(self, mean: float) -> AdaBsa:
+        return replace(self, sparsity=1 - mean)

@@ -1,0 +1,122 @@
+"""Two honest controls. A method that does not beat them has found nothing."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jali.budget import Budget, blocks_for
+from jali.grid import Box, TokenGrid
+from jali.layout import BlockLayout, Blocks
+from jali.methods.method import Method, Query
+from jali.order import Order, Raster, Tiled
+from jali.plan import BlockPlan
+from jali.selection import keep_top
+
+
+@dataclass(frozen=True)
+class _Control(Method):
+    """Keep budget.mean of the key blocks by scores that know nothing of q and k."""
+
+    budget: Budget = field(default_factory=Budget)
+    q_block: int | None = None
+    k_block: int | None = None
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        return (1,)
+
+    def blocks(self, preferred: Blocks) -> Blocks:
+        return Blocks(self.q_block or preferred.q, self.k_block or preferred.k)
+
+    @abc.abstractmethod
+    def scores(self, query: Query) -> Tensor:
+        """[1, 1, M, N]."""
+
+    def plan(self, query: Query) -> BlockPlan:
+        layout = query.layout
+        keep = blocks_for(self.budget.mean, layout.N)
+        rows = layout.text_rows if layout.has_text_rows else None
+        return keep_top(self.scores(query), keep, layout, layout.forced, rows, query.causal)
+
+    def with_budget(self, mean: float) -> Method:
+        return replace(self, budget=Budget(mean))
+
+
+@dataclass(frozen=True)
+class Random(_Control):
+    """Blocks drawn by lot, anew for every (layer, step), the same for all heads."""
+
+    seed: int = 0
+
+    name: ClassVar[str] = "random"
+    can_be_causal: ClassVar[bool] = True
+
+    @property
+    def token_order(self) -> Order:
+        return Raster()
+
+    def scores(self, query: Query) -> Tensor:
+        layout, site = query.layout, query.site
+        seed = hash((self.seed, site.layer, site.step)) % 2**63
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.rand(1, 1, layout.M, layout.N, generator=generator)
+        return drawn.to(query.q.device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Local(_Control):
+    """The nearest blocks in time and space; `window` sets how far one step in t, h, w counts."""
+
+    window: tuple[int, int, int] = (2, 8, 8)
+
+    name: ClassVar[str] = "local"
+
+    def __post_init__(self) -> None:
+        Tiled(self.window)
+
+    @property
+    def token_order(self) -> Order:
+        return Tiled(tuple(self.window))
+
+    def scores(self, query: Query) -> Tensor:
+        return _nearness(query.layout, tuple(self.window))
+
+
+@functools.lru_cache(maxsize=16)
+def _nearness(layout: BlockLayout, window: tuple[int, int, int]) -> Tensor:
+    """Minus the window distance between the middles of blocks. fp32 [1, 1, M, N]."""
+    keys = _coordinates(layout.k_grid)
+    if layout.offset is None:
+        queries = _coordinates(layout.q_grid)
+    else:
+        queries = keys[layout.offset : layout.offset + layout.q.tokens]
+    size = np.array([1e-6, *window])  # another box is farther than any distance inside one
+    q_middle = _middles(queries, layout.q.index, layout.blocks.q) / size
+    k_middle = _middles(keys, layout.k.index, layout.blocks.k) / size
+    distance = np.abs(q_middle[:, None] - k_middle[None]).max(-1)
+    return torch.from_numpy(-distance).float()[None, None].to(layout.device)
+
+
+def _coordinates(grid: TokenGrid) -> np.ndarray:
+    """(segment, t, h, w) of every token; text has no place. [S, 4]."""
+    parts = []
+    for number, (_, segment) in enumerate(grid.spans()):
+        shape = segment.shape if isinstance(segment, Box) else (1, 1, segment.tokens)
+        place = np.indices(shape).reshape(3, -1).T.astype(float)
+        parts.append(np.column_stack([np.full(len(place), float(number)), place]))
+    return np.concatenate(parts)
+
+
+def _middles(tokens: np.ndarray, index: Tensor | None, block: int) -> np.ndarray:
+    if index is not None:
+        tokens = tokens[index.cpu().numpy()]
+    starts = np.arange(0, len(tokens), block)
+    size = np.diff(np.append(starts, len(tokens)))
+    return np.asarray(np.add.reduceat(tokens, starts, axis=0) / size[:, None])

@@ -1,0 +1,76 @@
+"""Entropy-adaptive attention (ESA): heads that look everywhere get more blocks than focused ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from jali.budget import Budget, entropy_of, share_blocks
+from jali.layout import Blocks
+from jali.methods.method import Method, Query
+from jali.methods.sampling import jittered_positions
+from jali.order import Order, Raster
+from jali.plan import BlockPlan
+from jali.scoring import sample_positions, sampled_scores
+from jali.selection import keep_top
+
+
+@dataclass(frozen=True)
+class Entropy(Method):
+    """Score each key block by the softmax mass a few sampled queries give it, share the budget
+    among heads by the entropy of those scores, keep each head's best blocks.
+
+    `sharpness` 1 shares in proportion to entropy, above that steeper, 0 equally. `seed` draws the
+    samples at random per (layer, step) instead of evenly. Text is always read and reads all.
+    """
+
+    budget: Budget = field(default_factory=Budget)
+    sharpness: float = 1.0
+    samples: int = 4
+    seed: int | None = None
+    q_block: int | None = None
+    k_block: int | None = None
+    order: Order = field(default_factory=Raster)
+
+    name: ClassVar[str] = "entropy"
+    can_be_causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.sharpness >= 0:
+            raise ValueError(f"sharpness must be >= 0, got {self.sharpness}")
+        if self.samples < 1:
+            raise ValueError(f"samples must be at least 1 per query block, got {self.samples}")
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def token_order(self) -> Order:
+        return self.order
+
+    def blocks(self, preferred: Blocks) -> Blocks:
+        return Blocks(self.q_block or preferred.q, self.k_block or preferred.k)
+
+    def plan(self, query: Query) -> BlockPlan:
+        layout = query.layout
+        scores = sampled_scores(
+            query.q, query.k, layout, query.scale, self._samples(query), query.padding, query.causal
+        )
+        # Text rows read everything anyway: what they attend to must not move the budget.
+        mixed = layout.has_text_rows and not layout.only_text_rows
+        entropy = entropy_of(scores, ~layout.text_rows if mixed else None)
+        keep = share_blocks(entropy, self.budget, layout.N, self.sharpness)
+        rows = layout.text_rows if layout.has_text_rows else None
+        return keep_top(scores, keep[..., None, None], layout, layout.forced, rows, query.causal)
+
+    def _samples(self, query: Query):  # type: ignore[no-untyped-def]
+        tokens, block = query.layout.q.tokens, query.layout.blocks.q
+        if self.seed is None:
+            return sample_positions(tokens, block, self.samples, query.q.device)
+        return jittered_positions(tokens, block, self.samples, self.seed, query.site, query.q.device)
+
+    def with_budget(self, mean: float) -> Entropy:
+        floor, ceiling = self.budget.floor, max(self.budget.ceiling, mean)
+        floor = None if floor is None else min(floor, mean)
+        return replace(self, budget=Budget(mean, floor, ceiling))

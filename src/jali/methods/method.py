@@ -1,0 +1,76 @@
+"""What every method is: a frozen value that turns q and k into a plan."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from jali.grid import TokenGrid
+from jali.layout import BlockLayout, Blocks, block_layout
+from jali.order import Order
+from jali.padding import KeyPadding
+from jali.plan import BlockPlan
+from jali.site import Site
+
+
+@dataclass(frozen=True)
+class Query:
+    """Everything a plan may depend on, in arranged order. q [B, H, Sq, D], k [B, Hkv, Sk, D]."""
+
+    q: Tensor
+    k: Tensor
+    layout: BlockLayout
+    site: Site
+    scale: float
+    padding: KeyPadding | None = None
+    causal: bool = False
+
+
+class Method(abc.ABC):
+    """A method *is* its configuration. Deterministic in its inputs; never reads v, never waits."""
+
+    name: ClassVar[str]
+    can_be_causal: ClassVar[bool] = False
+
+    def active(self, site: Site, tokens: int) -> bool:  # noqa: ARG002
+        """Whether this call is sparse at all."""
+        return True
+
+    def at(self, site: Site) -> Method:  # noqa: ARG002
+        """The method for this site; wrappers hand over to what they wrap."""
+        return self
+
+    @property
+    @abc.abstractmethod
+    def ratios(self) -> tuple[int, ...]:
+        """The ratios its plans may contain."""
+
+    @property
+    @abc.abstractmethod
+    def token_order(self) -> Order:
+        """The order in which it cuts tokens into blocks."""
+
+    @abc.abstractmethod
+    def blocks(self, preferred: Blocks) -> Blocks:
+        """Its blocks, given those the backend likes best."""
+
+    def layout(
+        self,
+        q_grid: TokenGrid,
+        k_grid: TokenGrid | None,
+        offset: int | None,
+        blocks: Blocks,
+        device: torch.device,
+    ) -> BlockLayout:
+        return block_layout(q_grid, k_grid, self.token_order, blocks, offset, device)
+
+    @abc.abstractmethod
+    def plan(self, query: Query) -> BlockPlan: ...
+
+    @abc.abstractmethod
+    def with_budget(self, mean: float) -> Method:
+        """The same method, asked for this share of the work."""

@@ -1,0 +1,206 @@
+"""Pyramid sparse attention: the less a key block matters, the coarser it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from jali.budget import check_share
+from jali.layout import Blocks
+from jali.methods.method import Method, Query
+from jali.methods.sampling import jittered_positions
+from jali.order import Gilbert, Order
+from jali.plan import RATIOS, SKIP, BlockPlan, check_ratios
+from jali.scoring import key_similarity, peak_scores
+from jali.selection import cumulative_ends, levels_by_rank, ranks
+
+Range = tuple[float, float]
+Ranges = tuple[tuple[int, Range], ...]
+
+DEFAULT_RANGES: Ranges = ((1, (0.0, 0.1)), (2, (0.1, 0.15)), (8, (0.15, 0.35)), (0, (0.35, 1.0)))
+
+
+@dataclass(frozen=True)
+class Psa(Method):
+    """Rank key blocks by sampled importance, then read each at the level whose range it falls in.
+
+    `mask_ratios` maps a ratio (1, 2, 4, 8; 0 skips) to its range [low, high): of ranked blocks in
+    mode "topk", of cumulative importance in mode "thresholdbound" (where at least `floor` of the
+    blocks is read at ratio 1). With axis "step" the ranges are of denoising steps instead, and at
+    a step every block has the one level whose range holds it. `similarity` caps the ratio of key
+    blocks whose neighbouring keys differ: thresholds on their cosine at 2×, 4×, 8×.
+    """
+
+    mask_ratios: Ranges | Mapping[int, Range] = DEFAULT_RANGES
+    mode: str = "topk"
+    axis: str = "block"
+    importance: str = "softmax"
+    similarity: tuple[float, float, float] | None = None
+    floor: float = 0.06
+    q_block: int = 128
+    k_block: int = 64
+    order: Order = field(default_factory=Gilbert)
+    seed: int = 0
+
+    name: ClassVar[str] = "psa"
+    PER_SAMPLE: ClassVar[int] = 4  # one token in four is sampled, of queries and of keys
+
+    def __post_init__(self) -> None:
+        _choice("mode", self.mode, ("topk", "thresholdbound"))
+        _choice("axis", self.axis, ("block", "step"))
+        _choice("importance", self.importance, ("softmax", "surrogate"))
+        check_share("floor", self.floor)
+        object.__setattr__(self, "mask_ratios", _ranges(self.mask_ratios))
+        check_ratios(self.ratios, Blocks(self.q_block, self.k_block))
+        if self.similarity is not None:
+            if len(self.similarity) != 3 or any(x != x for x in self.similarity):
+                raise ValueError(f"similarity is three thresholds (2×, 4×, 8×), {self.similarity=}")
+            object.__setattr__(self, "similarity", tuple(self.similarity))
+
+    @property
+    def ranges(self) -> dict[int, Range]:
+        return dict(self.mask_ratios)
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        used = {ratio for ratio, (low, high) in self.ranges.items() if ratio and high > low}
+        if self.similarity is not None:  # a cap may turn 8 into 4 or 2
+            used |= {ratio for ratio in RATIOS if ratio < max(used, default=1)}
+        return tuple(sorted(used | {1}))  # own and text blocks are always read in full
+
+    @property
+    def token_order(self) -> Order:
+        return self.order
+
+    def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
+        return Blocks(self.q_block, self.k_block)
+
+    def plan(self, query: Query) -> BlockPlan:
+        layout = query.layout
+        if self.axis == "step":
+            levels = self._levels_by_step(query)
+        else:
+            levels = self._levels_by_importance(query)
+        if self.similarity is not None:
+            levels = torch.minimum(levels, self._cap(query)[:, :, None])
+        # Own and text blocks are read in full; so is a block that mixes segments, if at all.
+        levels = torch.where((levels > 1) & layout.mixed_keys, 1, levels)
+        levels = torch.where(layout.forced | layout.text_rows[:, None], 1, levels)
+        if layout.offset is None:  # nothing is forced: make sure that every row reads something
+            unread = (levels == SKIP).all(-1, keepdim=True)
+            levels[..., :1] = torch.where(unread, 1, levels[..., :1])
+        return BlockPlan(layout, self.ratios, map=levels.to(torch.uint8))
+
+    def _levels_by_importance(self, query: Query) -> Tensor:
+        layout, device = query.layout, query.q.device
+        scores = peak_scores(
+            query.q,
+            query.k,
+            layout,
+            query.scale,
+            self._positions(layout.q.tokens, self.q_block, query),
+            self._positions(layout.k.tokens, self.k_block, query),
+            query.padding,
+            normalised=self.importance == "softmax",
+        )
+        rank = ranks(scores, layout.forced)
+        reading = [(ratio, high) for ratio, (_, high) in self.mask_ratios if ratio]
+        bounds = tuple(high for _, high in reading)
+        if self.mode == "topk":
+            ends = torch.tensor([int(layout.N * b + 1e-9) for b in bounds], device=device)
+        else:
+            ends = cumulative_ends(scores, rank, bounds, self.floor)
+        return levels_by_rank(rank, ends, tuple(ratio for ratio, _ in reading))
+
+    def _levels_by_step(self, query: Query) -> Tensor:
+        at = query.site.step / query.site.steps
+        level = next((r for r, (low, high) in self.mask_ratios if low <= at < high), SKIP)
+        shape = (1, 1, query.layout.M, query.layout.N)
+        return torch.full(shape, level, dtype=torch.uint8, device=query.q.device)
+
+    def _cap(self, query: Query) -> Tensor:
+        """The coarsest ratio at which neighbouring keys are still alike. uint8 [B, H, N]."""
+        assert self.similarity is not None
+        cap = None
+        for ratio, threshold in zip((2, 4, 8), self.similarity, strict=True):
+            if query.layout.blocks.k % ratio:
+                continue
+            alike = key_similarity(query.k, query.layout, ratio) > threshold
+            cap = torch.ones_like(alike, dtype=torch.uint8) if cap is None else cap
+            cap = torch.where(alike, ratio, cap)
+        assert cap is not None
+        return cap.repeat_interleave(query.q.shape[1] // query.k.shape[1], dim=1).to(torch.uint8)
+
+    def _positions(self, tokens: int, block: int, query: Query) -> Tensor:
+        count = max(1, block // self.PER_SAMPLE)
+        return jittered_positions(tokens, block, count, self.seed, query.site, query.q.device)
+
+    def with_budget(self, mean: float) -> Psa:
+        """Scale the ranges so that the cost is `mean`, by the quantile rule: only its cost is
+        known before the scores are."""
+        check_share("budget", mean)
+        return replace(self, mode="topk", axis="block", mask_ratios=_scaled(self.ranges, mean))
+
+
+def nominal_cost(ranges: Mapping[int, Range]) -> float:
+    """Share of dense work when ranges are shares of blocks."""
+    return sum((high - low) / ratio for ratio, (low, high) in ranges.items() if ratio)
+
+
+def _scaled(ranges: Mapping[int, Range], cost: float) -> dict[int, Range]:
+    """Stretch all bounds by one factor; what passes the end falls off, coarsest first."""
+
+    def stretched(factor: float) -> dict[int, Range]:
+        found = {r: (min(1.0, a * factor), min(1.0, b * factor)) for r, (a, b) in ranges.items() if r}
+        end = max(high for _, high in found.values())
+        return {**found, 0: (end, 1.0)} if end < 1 else found
+
+    reading = {ratio: limits for ratio, limits in ranges.items() if ratio}
+    if not reading or cost <= 0:
+        return {1: (0.0, 0.0), 0: (0.0, 1.0)}
+    low, high = 0.0, 1 / max(min(b for _, b in reading.values() if b > 0), 1e-6)
+    if nominal_cost(stretched(high)) <= cost:
+        return stretched(high)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if nominal_cost(stretched(middle)) < cost else (low, middle)
+    return stretched(high)
+
+
+def _ranges(given: Ranges | Mapping[int, Range]) -> Ranges:
+    """Check the ranges and put them in order: 1, 2, 4, 8, then skip."""
+    items = dict(given.items() if isinstance(given, Mapping) else given)
+    unknown = [key for key in items if key not in (*RATIOS, SKIP)]
+    if unknown:
+        raise ValueError(f"mask_ratios has keys 1, 2, 4, 8 and 0 (skip), got {unknown}")
+    if not items:
+        raise ValueError("mask_ratios is empty: name at least one level")
+    ordered = sorted(items, key=lambda ratio: (ratio == SKIP, ratio))
+    at = 0.0
+    checked = []
+    for ratio in ordered:
+        pair = items[ratio]
+        if isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(f"mask_ratios[{ratio}] is a pair [low, high], got {pair!r}")
+        low, high = float(pair[0]), float(pair[1])
+        if not 0 <= low <= high <= 1:
+            raise ValueError(f"mask_ratios[{ratio}] needs 0 <= low <= high <= 1, got {pair!r}")
+        if abs(low - at) > 1e-6:
+            raise ValueError(
+                f"mask_ratios[{ratio}] starts at {low}, but the level before it ends at {at}: "
+                f"ranges must follow one another in the order 1, 2, 4, 8, 0"
+            )
+        checked.append((ratio, (low, high)))
+        at = high
+    if SKIP in items and abs(at - 1) > 1e-6:
+        raise ValueError(f"mask_ratios[0] must end at 1.0, got {at}")
+    return tuple(checked)
+
+
+def _choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

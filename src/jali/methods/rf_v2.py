@@ -1,0 +1,107 @@
+"""RainFusion 2.0: block means decide, blocks are 3-D windows, the first frame is always read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from jali.budget import blocks_for, check_share
+from jali.grid import Box, TokenGrid
+from jali.layout import BlockLayout, Blocks, block_layout
+from jali.methods.method import Method, Query
+from jali.order import FrameWindows, Order, Raster, Tiled
+from jali.plan import BlockPlan
+from jali.scoring import block_means, mean_scores
+from jali.selection import keep_top
+
+
+@dataclass(frozen=True)
+class RfV2(Method):
+    """Keep the 1 − sparsity best key blocks of each query block by the product of block means.
+
+    `first_frame` None protects the first frame of videos but not of single images. Protected
+    blocks and a query block's own blocks count inside the kept share; protected query rows read
+    everything. `compat` reproduces the original's decisions: its frame-wise 8×8 windows, scores
+    in the input's precision with ties kept, forced blocks on top, no own block.
+    """
+
+    sparsity: float = 0.8
+    block_size: int = 128
+    first_frame: bool | None = None
+    window: tuple[int, int, int] = (2, 8, 8)
+    compat: bool = False
+
+    name: ClassVar[str] = "rf_v2"
+
+    def __post_init__(self) -> None:
+        check_share("sparsity", self.sparsity)
+        Blocks(self.block_size, self.block_size)
+        Tiled(self.window)
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def token_order(self) -> Order:
+        if self.compat:
+            return FrameWindows()
+        return Tiled(tuple(self.window), first_frame_last=self.first_frame is not False)
+
+    def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
+        return Blocks(self.block_size, self.block_size)
+
+    def layout(
+        self,
+        q_grid: TokenGrid,
+        k_grid: TokenGrid | None,
+        offset: int | None,
+        blocks: Blocks,
+        device: torch.device,
+    ) -> BlockLayout:
+        order = self.token_order
+        if self.compat:
+            self._check_compat(q_grid, blocks.k)
+            if any(isinstance(s, Box) and min(s.height, s.width) < 8 for s in q_grid.segments):
+                order = Raster()  # the original cannot run these; there are no windows to make
+        return block_layout(q_grid, k_grid, order, blocks, offset, device)
+
+    def plan(self, query: Query) -> BlockPlan:
+        if self.compat:
+            return self._plan_compat(query)
+        layout = query.layout
+        scores = mean_scores(query.q, query.k, layout, query.scale, query.padding)
+        forced, rows = layout.forced, layout.text_rows
+        if self.first_frame is not False:
+            forced, rows = layout.forced_first, rows | layout.first_rows
+        if self.first_frame:
+            forced, rows = forced | layout.single_keys, rows | layout.single_rows
+        return keep_top(scores, blocks_for(1 - self.sparsity, layout.N), layout, forced, rows)
+
+    def _plan_compat(self, query: Query) -> BlockPlan:
+        layout, dtype = query.layout, query.q.dtype
+        # Rounded to the input's precision at every stage, as there: ties are part of the result.
+        q_mean = block_means(query.q, layout.blocks.q).to(dtype)
+        k_mean = block_means(query.k, layout.blocks.k).to(dtype)
+        scores = (q_mean @ k_mean.transpose(-1, -2) * query.scale).softmax(-1)
+        keep = max(1, math.ceil(layout.N * (1 - self.sparsity)))
+        threshold = scores.topk(keep, dim=-1).values[..., -1:]
+        rows = layout.text_rows | layout.first_rows | layout.single_rows
+        keys = layout.text_keys | layout.first_keys | layout.single_keys
+        kept = (scores >= threshold) | rows[:, None] | keys
+        return BlockPlan(layout, (1,), map=kept.to(torch.uint8))
+
+    @staticmethod
+    def _check_compat(grid: TokenGrid, block: int) -> None:
+        video = sum(s.tokens for s in grid.segments if isinstance(s, Box))
+        if video != grid.tokens and video % block:
+            raise ValueError(
+                f"compat=True is undefined for text beside {video} video tokens, which are no "
+                f"multiple of {block}: the original reads past its keys there; use compat=False"
+            )
+
+    def with_budget(self, mean: float) -> RfV2:
+        return replace(self, sparsity=1 - mean)

@@ -1,0 +1,110 @@
+"""When a method is active: a wrapper for any of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from jali.budget import check_share
+from jali.grid import TokenGrid
+from jali.layout import BlockLayout, Blocks
+from jali.methods.method import Method, Query
+from jali.order import Order
+from jali.plan import BlockPlan
+from jali.site import Site
+
+
+@dataclass(frozen=True)
+class Schedule(Method):
+    """`inner`, except in the first and last steps, the named layers, and short sequences.
+
+    Steps are a count (int) or a share of all steps (float, rounded up). Layers may count from the
+    end (−1). `budgets` gives the budget of the sparse steps: one per step of the whole run, read
+    along it by position, so the same tuple serves any number of steps.
+    """
+
+    inner: Method
+    dense_steps: int | float = 0
+    dense_last_steps: int | float = 0
+    dense_layers: tuple[int, ...] = ()
+    min_tokens: int = 0
+    budgets: tuple[float, ...] = ()
+
+    name: ClassVar[str] = "schedule"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Method):
+            raise TypeError(f"Schedule wraps a method, got {self.inner!r}")
+        for name in ("dense_steps", "dense_last_steps"):
+            value = getattr(self, name)
+            if isinstance(value, float):
+                check_share(name, value)
+            elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} is a count >= 0 or a share in [0, 1], got {value!r}")
+        if self.min_tokens < 0:
+            raise ValueError(f"min_tokens must be >= 0, got {self.min_tokens}")
+        for name in ("dense_layers", "budgets"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for budget in self.budgets:
+            check_share("every one of budgets", budget)
+            self.inner.with_budget(budget)
+
+    def active(self, site: Site, tokens: int) -> bool:
+        return (
+            tokens >= self.min_tokens
+            and site.step >= _count(self.dense_steps, site.steps)
+            and site.step < site.steps - _count(self.dense_last_steps, site.steps)
+            and site.layer not in {n % site.layers for n in self.dense_layers}
+            and self.inner.active(site, tokens)
+        )
+
+    def at(self, site: Site) -> Method:
+        inner = self.inner.at(site)
+        if not self.budgets:
+            return inner
+        return inner.with_budget(self.budgets[site.step * len(self.budgets) // site.steps])
+
+    @property
+    def can_be_causal(self) -> bool:  # type: ignore[override]
+        return self.inner.can_be_causal
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        return self.inner.ratios
+
+    @property
+    def token_order(self) -> Order:
+        return self.inner.token_order
+
+    def blocks(self, preferred: Blocks) -> Blocks:
+        return self.inner.blocks(preferred)
+
+    def layout(
+        self,
+        q_grid: TokenGrid,
+        k_grid: TokenGrid | None,
+        offset: int | None,
+        blocks: Blocks,
+        device: torch.device,
+    ) -> BlockLayout:
+        return self.inner.layout(q_grid, k_grid, offset, blocks, device)
+
+    def plan(self, query: Query) -> BlockPlan:
+        return self.at(query.site).plan(query)
+
+    def with_budget(self, mean: float) -> Schedule:
+        return Schedule(
+            self.inner.with_budget(mean),
+            self.dense_steps,
+            self.dense_last_steps,
+            self.dense_layers,
+            self.min_tokens,
+        )
+
+
+def _count(steps: int | float, of: int) -> int:
+    """A share is rounded up, but not by the last bit of a float."""
+    return math.ceil(steps * of - 1e-9) if isinstance(steps, float) else steps

@@ -1,0 +1,215 @@
+"""The plan: which key blocks each query block reads, and how finely."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from jali.layout import BlockLayout, Blocks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SKIP = 0
+RATIOS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockList:
+    """Per query block the key blocks read at one ratio, ascending.
+
+    counts int32 [B|1, H|1, M]; indices int32 [B|1, H|1, M, W]. Only the first `count` entries
+    mean something; the others are 0, so no list ever points outside the keys.
+    """
+
+    counts: Tensor
+    indices: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPlan:
+    """Levels per block pair: 0 skip, 1 read, 2/4/8 read the mean of that many keys.
+
+    Held as a map (uint8 [B|1, H|1, M, N]) or as lists per ratio; either is derived from the other
+    when it is asked for. `ratios` are the ratios that may occur: a static fact, known before any
+    number is. A causal plan also hides keys after the query inside the blocks it reads.
+    """
+
+    layout: BlockLayout
+    ratios: tuple[int, ...]
+    map: Tensor | None = None
+    given: Mapping[int, BlockList] | None = None
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        check_ratios(self.ratios, self.layout.blocks)
+        if (self.map is None) == (self.given is None):
+            raise ValueError("a BlockPlan is given as a level map or as lists, one of the two")
+        shape = (self.layout.M, self.layout.N)
+        if self.map is not None and (
+            self.map.dim() != 4 or self.map.dtype != torch.uint8 or self.map.shape[2:] != shape
+        ):
+            raise ValueError(
+                f"a level map is uint8 [B or 1, H or 1, {shape[0]}, {shape[1]}], "
+                f"got {self.map.dtype} {tuple(self.map.shape)}"
+            )
+
+    @classmethod
+    def from_levels(cls, levels: Tensor, layout: BlockLayout, causal: bool = False) -> BlockPlan:
+        """A plan made by hand, fully checked (this waits for the device)."""
+        levels = levels.to(torch.uint8)
+        found = sorted(int(x) for x in levels.unique())
+        unknown = [x for x in found if x not in (SKIP, *RATIOS)]
+        if unknown:
+            raise ValueError(f"levels are 0, 1, 2, 4 or 8, got {unknown}")
+        ratios = tuple(x for x in found if x != SKIP) or (1,)
+        plan = cls(layout, ratios, map=levels.to(layout.device), causal=causal)
+        if bool((plan.levels == SKIP).all(-1).any()):
+            raise ValueError("every query block must read at least one key block; some read none")
+        return plan
+
+    @property
+    def blocks(self) -> Blocks:
+        return self.layout.blocks
+
+    @functools.cached_property
+    def levels(self) -> Tensor:
+        """uint8 [B|1, H|1, M, N]."""
+        if self.map is not None:
+            return self.map
+        assert self.given is not None
+        shape = torch.broadcast_shapes(*(part.counts.shape for part in self.given.values()))
+        levels = torch.zeros(*shape, self.layout.N, dtype=torch.uint8, device=self.layout.device)
+        for ratio, part in self.given.items():
+            slot = torch.arange(part.indices.shape[-1], device=levels.device)
+            listed = slot < part.counts[..., None]
+            found = torch.zeros_like(levels, dtype=torch.bool)
+            # Unlisted entries go to a spare column, so that their zeros cannot mark block 0.
+            spare = torch.where(listed, part.indices.long(), self.layout.N)
+            wide = torch.zeros(*found.shape[:-1], self.layout.N + 1, dtype=torch.bool).to(levels.device)
+            wide.scatter_(-1, spare.expand(*shape, -1), True)
+            levels = torch.where(wide[..., :-1], ratio, levels)
+        return levels.to(torch.uint8)
+
+    @functools.cached_property
+    def lists(self) -> Mapping[int, BlockList]:
+        """A list per ratio."""
+        if self.given is not None:
+            return self.given
+        return {ratio: list_blocks(self.levels == ratio) for ratio in self.ratios}
+
+    @functools.cached_property
+    def cost(self) -> float:
+        """Share of dense attention's work: the mean of 1/ratio. Waits for the device."""
+        return float(self.costs.mean())
+
+    @functools.cached_property
+    def costs(self) -> Tensor:
+        """The cost of every head, on the device. fp32 [B|1, H|1]."""
+        if self.given is not None:
+            kept = [part.counts.sum(-1) / ratio for ratio, part in self.given.items()]
+            return sum(kept[1:], kept[0]).float() / (self.layout.M * self.layout.N)
+        weight = torch.zeros(9, device=self.layout.device)
+        for ratio in self.ratios:
+            weight[ratio] = 1 / ratio
+        return weight[self.levels.long()].mean((-2, -1))
+
+    @functools.cached_property
+    def density(self) -> float:
+        """Share of block pairs that are touched at any level. Waits for the device."""
+        if self.given is not None:
+            touched = sum(float(p.counts.float().mean()) for p in self.given.values())
+            return touched / self.layout.N
+        return float((self.levels != SKIP).float().mean())
+
+    def coarsen(self, blocks: Blocks) -> BlockPlan:
+        """The same plan on larger blocks: a large block is read as finely as its finest part."""
+        if blocks == self.blocks:
+            return self
+        if blocks.q % self.blocks.q or blocks.k % self.blocks.k:
+            raise ValueError(f"cannot coarsen {self.blocks} blocks to {blocks}: not multiples")
+        layout = self.layout.with_blocks(blocks)
+        skip = 255  # larger than every ratio, so the minimum is the finest
+        levels = torch.where(self.levels == SKIP, skip, self.levels)
+        rows, keys = blocks.q // self.blocks.q, blocks.k // self.blocks.k
+        pad = (0, layout.N * keys - self.layout.N, 0, layout.M * rows - self.layout.M)
+        levels = torch.nn.functional.pad(levels, pad, value=skip)
+        levels = levels.unflatten(-1, (layout.N, keys)).amin(-1)
+        levels = levels.unflatten(-2, (layout.M, rows)).amin(-2)
+        levels = torch.where(levels == skip, SKIP, levels)
+        return BlockPlan(layout, self.ratios, map=levels.to(torch.uint8), causal=self.causal)
+
+    def show(self, batch: int = 0, head: int | None = None, width: int = 64) -> str:
+        """The plan as text: rows are query blocks, columns key blocks, darker is finer."""
+        work = self._work(batch, head)
+        rows, columns = min(width // 2, self.layout.M), min(width, self.layout.N)
+        small = torch.nn.functional.adaptive_avg_pool2d(work[None], (rows, columns))[0]
+        shades = " ░▒▓█"
+        lines = [
+            "".join(shades[round(float(x) ** 0.5 * (len(shades) - 1))] for x in row)
+            for row in small
+        ]
+        which = "mean over heads" if head is None else f"head {head}"
+        title = (
+            f"{self.layout.M} query × {self.layout.N} key blocks of {self.blocks}, {which}: "
+            f"cost {self.cost:.3f}, density {self.density:.3f}"
+        )
+        return "\n".join([title, *lines])
+
+    def figure(self, batch: int = 0, head: int | None = None) -> Figure:
+        """The plan as a matplotlib figure (needs the extra `report`)."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError("plan.figure() needs matplotlib: pip install 'jali[report]'") from error
+        figure = Figure(figsize=(6, 6 * self.layout.M / max(self.layout.N, 1) + 1))
+        axes: Any = figure.add_subplot()
+        axes.imshow(self._work(batch, head).numpy(), vmin=0, vmax=1, cmap="magma_r", aspect="auto")
+        axes.set(
+            xlabel=f"key blocks of {self.blocks.k}",
+            ylabel=f"query blocks of {self.blocks.q}",
+            title=f"cost {self.cost:.3f}, density {self.density:.3f}",
+        )
+        return figure
+
+    def _work(self, batch: int, head: int | None) -> Tensor:
+        """Work per block pair of one head, or the mean over heads. fp32 [M, N] on the host."""
+        levels = self.levels[min(batch, self.levels.shape[0] - 1)].float()
+        work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
+        chosen = work.mean(0) if head is None else work[min(head, len(work) - 1)]
+        return chosen.cpu()
+
+
+def check_ratios(ratios: tuple[int, ...], blocks: Blocks) -> None:
+    bad = [r for r in ratios if r not in RATIOS]
+    if bad or not ratios or tuple(sorted(set(ratios))) != ratios:
+        raise ValueError(f"ratios are an ascending choice of 1, 2, 4, 8; got {ratios}")
+    if any(blocks.k % ratio for ratio in ratios):
+        raise ValueError(
+            f"key blocks of {blocks.k} cannot be pooled {max(ratios)}×: "
+            f"the key block must be a multiple of {max(ratios)}"
+        )
+
+
+def list_blocks(kept: Tensor) -> BlockList:
+    """bool [B|1, H|1, M, N] to ascending lists."""
+    N = kept.shape[-1]
+    column = torch.arange(N, dtype=torch.int32, device=kept.device)
+    indices = torch.where(kept, column, N).sort(-1).values
+    return BlockList(
+        counts=kept.sum(-1, dtype=torch.int32),
+        indices=indices.where(indices < N, 0).to(torch.int32),
+    )
+
+
+def full_plan(layout: BlockLayout, causal: bool = False) -> BlockPlan:
+    """Read everything (that causality allows)."""
+    levels = torch.ones(1, 1, layout.M, layout.N, dtype=torch.uint8, device=layout.device)
+    if causal:
+        levels = levels * layout.causal
+    return BlockPlan(layout, (1,), map=levels, causal=causal)

@@ -1,0 +1,99 @@
+"""From scores to plans: which blocks are kept. Exact, deterministic, never waiting."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jali.layout import BlockLayout
+from jali.plan import BlockPlan
+
+
+def ranks(scores: Tensor, forced: Tensor | None = None) -> Tensor:
+    """Rank of every key block in its row, from 0: forced blocks first, then by score.
+
+    Ties go to the lower index; NaN ranks last. scores [B, H, M, N], forced bool broadcastable.
+    """
+    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    if forced is not None:
+        scores = torch.where(forced, torch.inf, scores)
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    slot = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, slot)
+
+
+def keep_top(
+    scores: Tensor,
+    keep: Tensor | int,
+    layout: BlockLayout,
+    forced: Tensor,
+    full_rows: Tensor | None = None,
+    causal: bool = False,
+) -> BlockPlan:
+    """Read the best `keep` key blocks of every query block.
+
+    scores [B, H, M, N]; keep: an int, or int [B, H, 1, 1] or [B, H, M, 1]. Forced blocks (bool
+    [M, N]) count inside it and displace the weakest; where they are more than `keep`, the row
+    reads them all. `full_rows` (bool [M]) read everything. A causal plan reads nothing ahead.
+    """
+    if causal:
+        forced = forced & layout.causal
+        scores = scores.masked_fill(~layout.causal, -torch.inf)
+    kept = (ranks(scores, forced) < keep) | forced | _at_least_one(forced, scores)
+    if full_rows is not None:
+        kept = kept | full_rows[:, None]
+    if causal:
+        kept = kept & layout.causal
+    return BlockPlan(layout, (1,), map=kept.to(torch.uint8), causal=causal)
+
+
+def _at_least_one(forced: Tensor, scores: Tensor) -> Tensor:
+    """The best block of the rows where nothing is forced. (Without an own block, a keep of 0
+    would leave a row that reads nothing.)"""
+    best = scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).argmax(-1, keepdim=True)
+    found = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)
+    return found & ~forced.any(-1, keepdim=True)
+
+
+def count_to_reach(scores: Tensor, share: float, forced: Tensor | None = None) -> Tensor:
+    """How many of the best blocks hold at least `share` of a row's mass. int64 [B, H, M, 1].
+
+    Forced blocks come first, and their mass counts. Scores are masses: 0..1.
+    """
+    ranked = scores if forced is None else torch.where(forced, scores + 2.0, scores)
+    order = ranked.argsort(dim=-1, descending=True, stable=True)
+    mass = scores.gather(-1, order).double().cumsum(-1)
+    total = mass[..., -1:]
+    # The last bit of a sum must not decide whether a whole block is read.
+    return 1 + (mass < share * total - 1e-9 * total).sum(-1, keepdim=True)
+
+
+def cumulative_ends(
+    scores: Tensor, rank: Tensor, bounds: tuple[float, ...], floor: float
+) -> Tensor:
+    """How many ranked blocks lie before each bound on cumulative importance. int64 [B, H, M, R].
+
+    The block that crosses a bound is included; a bound below the first block's importance is
+    empty. At least ⌊floor · N⌋ + 1 blocks lie before the first bound.
+    """
+    N = scores.shape[-1]
+    ranked = torch.empty_like(scores).scatter_(-1, rank, scores).double()
+    share = ranked.cumsum(-1)
+    share = share / share[..., -1:].clamp_min(torch.finfo(torch.float64).tiny)
+    ends = []
+    for bound in bounds:
+        inside = (share <= bound + 1e-6).sum(-1)
+        ends.append(torch.where(inside > 0, inside + 1, 0).clamp_max(N))
+    ends[0] = ends[0].clamp_min(min(N, int(floor * N) + 1))
+    return torch.stack(ends, dim=-1).cummax(-1).values
+
+
+def levels_by_rank(rank: Tensor, ends: Tensor, ratios: tuple[int, ...]) -> Tensor:
+    """Levels from ranks: the first ratio whose end lies behind the rank, else skip.
+
+    rank [B, H, M, N]; ends [..., R], ascending, broadcastable to [B, H, M, R]. uint8 [B, H, M, N].
+    """
+    levels = torch.zeros_like(rank, dtype=torch.uint8)
+    for i in reversed(range(len(ratios))):
+        levels = torch.where(rank < ends[..., i, None], ratios[i], levels)
+    return levels.to(torch.uint8)
