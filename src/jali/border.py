@@ -131,7 +131,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def check_scale(scale: float | None, head_dim: int) -> float:
     if scale is None:
-        return head_dim**-0.5
+        return float(head_dim**-0.5)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number, got {scale!r}")
     return float(scale)

@@ -28,7 +28,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A video, an image (one frame), a reference image or cached frames, flattened t-major, then h, w."""
+    """A video, an image (one frame), a reference image or cached frames: t-major, then h, w."""
 
     frames: int
     height: int
@@ -122,4 +122,3 @@ class TokenGrid:
 
     def __str__(self) -> str:
         return " + ".join(str(segment) for segment in self.segments)
-

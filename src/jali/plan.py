@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from jali.layout import BlockLayout, Blocks
@@ -88,12 +89,11 @@ class BlockPlan:
         for ratio, part in self.given.items():
             slot = torch.arange(part.indices.shape[-1], device=levels.device)
             listed = slot < part.counts[..., None]
-            found = torch.zeros_like(levels, dtype=torch.bool)
             # Unlisted entries go to a spare column, so that their zeros cannot mark block 0.
-            spare = torch.where(listed, part.indices.long(), self.layout.N)
-            wide = torch.zeros(*found.shape[:-1], self.layout.N + 1, dtype=torch.bool).to(levels.device)
-            wide.scatter_(-1, spare.expand(*shape, -1), True)
-            levels = torch.where(wide[..., :-1], ratio, levels)
+            column = torch.where(listed, part.indices.long(), self.layout.N).expand(*shape, -1)
+            found = F.pad(torch.zeros_like(levels, dtype=torch.bool), (0, 1))
+            found.scatter_(-1, column, True)
+            levels = torch.where(found[..., :-1], ratio, levels)
         return levels.to(torch.uint8)
 
     @functools.cached_property
@@ -138,7 +138,7 @@ class BlockPlan:
         levels = torch.where(self.levels == SKIP, skip, self.levels)
         rows, keys = blocks.q // self.blocks.q, blocks.k // self.blocks.k
         pad = (0, layout.N * keys - self.layout.N, 0, layout.M * rows - self.layout.M)
-        levels = torch.nn.functional.pad(levels, pad, value=skip)
+        levels = F.pad(levels, pad, value=skip)
         levels = levels.unflatten(-1, (layout.N, keys)).amin(-1)
         levels = levels.unflatten(-2, (layout.M, rows)).amin(-2)
         levels = torch.where(levels == skip, SKIP, levels)
@@ -148,7 +148,7 @@ class BlockPlan:
         """The plan as text: rows are query blocks, columns key blocks, darker is finer."""
         work = self._work(batch, head)
         rows, columns = min(width // 2, self.layout.M), min(width, self.layout.N)
-        small = torch.nn.functional.adaptive_avg_pool2d(work[None], (rows, columns))[0]
+        small = F.adaptive_avg_pool2d(work[None], (rows, columns))[0]
         shades = " ░▒▓█"
         lines = [
             "".join(shades[round(float(x) ** 0.5 * (len(shades) - 1))] for x in row)
@@ -166,7 +166,7 @@ class BlockPlan:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise ImportError("plan.figure() needs matplotlib: pip install 'jali[report]'") from error
+            raise ImportError("plan.figure() needs matplotlib: pip install jali[report]") from error
         figure = Figure(figsize=(6, 6 * self.layout.M / max(self.layout.N, 1) + 1))
         axes: Any = figure.add_subplot()
         axes.imshow(self._work(batch, head).numpy(), vmin=0, vmax=1, cmap="magma_r", aspect="auto")

@@ -73,7 +73,7 @@ def block_means(x: Tensor, block: int, valid: Tensor | None = None) -> Tensor:
     x = wide(x)
     if valid is not None:
         x = x.masked_fill(~valid[:, None, :, None], 0)
-    B, H, S, D = x.shape
+    S = x.shape[2]
     whole = S // block
     sums = x[:, :, : whole * block].unflatten(2, (whole, block)).sum(3)
     if S % block:
@@ -115,8 +115,8 @@ def antidiagonal_scores(
     A short last query group repeats its last token. A key group with missing keys is averaged
     over its real ones and weighs by their number; `drop_tail` ignores the last group instead.
     """
-    B, H, Sq, D = q.shape
-    Sk, g = k.shape[2], stride
+    B, H, Sq, _ = q.shape
+    g = stride
     last = torch.arange(0, -(-Sq // g) * g, device=q.device).clamp_max(Sq - 1)
     queries = wide(q[:, :, last]).unflatten(2, (-1, g)).flip(3).flatten(3) * scale  # [B,H,Gq,gD]
     keys, weight = _key_groups(k, g, padding, drop_tail)
@@ -184,8 +184,7 @@ def key_similarity(k: Tensor, layout: BlockLayout, ratio: int) -> Tensor:
     Only whole groups count; a block without one is −1, "not alike".
     """
     keys = wide(k)
-    B, H, S, D = keys.shape
-    groups = S // ratio
+    groups = keys.shape[2] // ratio
     pairs = keys[:, :, : groups * ratio].unflatten(2, (groups, ratio))
     cosine = torch.cosine_similarity(pairs[..., 0, :], pairs[..., -1, :], dim=-1, eps=1e-6)
     per_block = layout.blocks.k // ratio
@@ -200,7 +199,7 @@ def _key_groups(
 ) -> tuple[Tensor, Tensor]:
     """Keys in groups of g [B, Hkv, G, g·D], divided so that a product is a mean over real keys,
     and the log of each group's share of real keys, broadcastable over [B, H, Gq, G]."""
-    B, _, Sk, D = k.shape
+    Sk = k.shape[2]
     whole = Sk // g if drop_tail and Sk >= g else -(-Sk // g)
     keys = wide(k)[:, :, : whole * g]
     missing = whole * g - keys.shape[2]

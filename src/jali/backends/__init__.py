@@ -40,7 +40,7 @@ def why_not(task: Task) -> dict[str, list[str]]:
 
 
 def _fastest(task: Task) -> Backend:
-    passed = []
+    passed: list[str] = []
     for backend in BACKENDS.values():
         reasons = backend.why_not(task)
         if not reasons:

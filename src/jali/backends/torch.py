@@ -18,6 +18,7 @@ from torch import Tensor
 from jali.backends.backend import Backend, Task
 from jali.backends.pyramid import pool
 from jali.layout import Blocks
+from jali.order import Index
 from jali.padding import KeyPadding
 from jali.plan import BlockPlan
 
@@ -25,7 +26,7 @@ SCRATCH_BYTES = 16 * 2**20
 
 
 class Torch(Backend):
-    """Reads only kept and pooled blocks. It looks at the counts once, so it waits for the device."""
+    """Reads only kept and pooled blocks. It looks at the counts, so it waits for the device."""
 
     name: ClassVar[str] = "torch"
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {
@@ -131,7 +132,8 @@ class _Level:
             x.index_select(0, flat).view(len(m), most * rows, D).to(dtype)
             for x in (self.keys, self.values)
         )
-        place = (chosen[..., None] * rows + torch.arange(rows, device=m.device) + 1) * self.ratio - 1
+        group = chosen[..., None] * rows + torch.arange(rows, device=m.device)
+        place = (group + 1) * self.ratio - 1
         listed = torch.arange(most, device=m.device) < count[:, None]
         bias = None
         if self.log_count is not None:
@@ -153,23 +155,23 @@ def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
 class _Rows:
     """Query blocks that are worked on together."""
 
-    batch: np.ndarray
-    head: np.ndarray
-    m: np.ndarray
+    batch: Index
+    head: Index
+    m: Index
 
-    def __iter__(self) -> Iterator[np.ndarray]:
+    def __iter__(self) -> Iterator[Index]:
         return iter((self.batch, self.head, self.m))
 
 
 def _chunks(plan: BlockPlan, B: int, H: int, D: int) -> Iterator[_Rows]:
     """All query blocks, those with equal work together, each chunk within the scratch limit."""
     M = plan.layout.M
-    work = np.zeros((B, H, M), dtype=np.int64)
+    work_bhm = np.zeros((B, H, M), dtype=np.int64)
     for ratio in plan.ratios:
         counts = plan.lists[ratio].counts.cpu().numpy()
-        work += counts.astype(np.int64) * (plan.blocks.k // ratio)
-    is_last = np.broadcast_to(np.arange(M) == M - 1, work.shape).ravel()
-    work = work.ravel()
+        work_bhm += counts.astype(np.int64) * (plan.blocks.k // ratio)
+    is_last = np.broadcast_to(np.arange(M) == M - 1, work_bhm.shape).ravel()
+    work = work_bhm.ravel()
     order = np.lexsort((work, is_last))
     position = 0
     # Only a plan of one level gains from equal counts: its rows then need no bias at all.
@@ -189,4 +191,3 @@ def _chunks(plan: BlockPlan, B: int, H: int, D: int) -> Iterator[_Rows]:
         head, m = np.divmod(rest, M)
         yield _Rows(batch, head, m)
         position += len(rows)
-

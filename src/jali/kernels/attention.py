@@ -85,9 +85,18 @@ def _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION: tl.constexpr)
 
 
 @triton.jit
-def _gather(base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def _offsets(rows, stride, offs_d, WIDE: tl.constexpr):
+    """Element offsets of whole rows. 32 bits save registers wherever they suffice."""
+    if WIDE:
+        rows = rows.to(tl.int64)
+    return rows[:, None] * stride + offs_d[None, :]
+
+
+@triton.jit
+def _gather(base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr,
+            WIDE: tl.constexpr):
     """Rows of a matrix, each D wide, zero-filled to BLOCK_D."""
-    at = base + rows.to(tl.int64)[:, None] * stride + offs_d[None, :]
+    at = base + _offsets(rows, stride, offs_d, WIDE)
     if D == BLOCK_D:
         return tl.load(at)
     return tl.load(at, mask=(offs_d < D)[None, :], other=0.0)
@@ -118,7 +127,7 @@ def _attention_kernel(
     STAGES: tl.constexpr, POOL_STAGES: tl.constexpr,
     HAS_FULL: tl.constexpr, HAS_POOLED: tl.constexpr, EVEN: tl.constexpr,
     HAS_LENGTH: tl.constexpr, HAS_ORDER: tl.constexpr, TMA: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr, PRECISION: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one query block of one head, over everything its lists name.
 
@@ -145,7 +154,7 @@ def _attention_kernel(
         q_row = (b * q_row_b + h * q_row_h).to(tl.int32) + tile_m * BLOCK_M
         q = Q_DESC.load([q_row, h * q_col_h])
     else:
-        q_at = offs_m.to(tl.int64)[:, None] * qs + offs_d[None, :]
+        q_at = _offsets(offs_m, qs, offs_d, WIDE)
         q = tl.load(Q + b * qb + h64 * qh + q_at, mask=q_mask, other=0.0)
 
     # A finite start lets a tile without any real key leave the sums untouched, with no NaN.
@@ -197,8 +206,8 @@ def _attention_kernel(
                 rows = ahead * K_BLOCK + offs_n % K_BLOCK
                 following = (t + 1) * (BLOCK_N // K_BLOCK) + offs_n // K_BLOCK
                 ahead = tl.load(index + following, mask=following < full, other=0)
-                k = _gather(k_base, rows, ks, offs_d, D, BLOCK_D)
-                v = _gather(v_base, rows, vs, offs_d, D, BLOCK_D)
+                k = _gather(k_base, rows, ks, offs_d, D, BLOCK_D, WIDE)
+                v = _gather(v_base, rows, vs, offs_d, D, BLOCK_D, WIDE)
             else:
                 if WARP_SPECIALIZE:
                     block = tl.load(index + t // (K_BLOCK // BLOCK_N))
@@ -214,8 +223,8 @@ def _attention_kernel(
                     v = V_DESC.load([v_row, h_kv * v_col_h])
                 else:
                     row64 = row.to(tl.int64)
-                    k = _gather(k_base + row64 * ks, offs_n, ks, offs_d, D, BLOCK_D)
-                    v = _gather(v_base + row64 * vs, offs_n, vs, offs_d, D, BLOCK_D)
+                    k = _gather(k_base + row64 * ks, offs_n, ks, offs_d, D, BLOCK_D, False)
+                    v = _gather(v_base + row64 * vs, offs_n, vs, offs_d, D, BLOCK_D, False)
             if WARP_SPECIALIZE and not EVEN:
                 bias = tl.where(row + offs_n < length, 0.0, float("-inf"))
                 acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
@@ -234,10 +243,10 @@ def _attention_kernel(
                 mask = exists[:, None]
                 if D != BLOCK_D:
                     mask = mask & (offs_d < D)[None, :]
-                k_at = rows.to(tl.int64)[:, None] * ks + offs_d[None, :]
-                v_at = rows.to(tl.int64)[:, None] * vs + offs_d[None, :]
-                k = tl.load(k_base + k_at, mask=mask, other=0.0)
-                v = tl.load(v_base + v_at, mask=mask, other=0.0)
+                k_at = k_base + _offsets(rows, ks, offs_d, WIDE)
+                v_at = v_base + _offsets(rows, vs, offs_d, WIDE)
+                k = tl.load(k_at, mask=mask, other=0.0)
+                v = tl.load(v_at, mask=mask, other=0.0)
                 bias = tl.where(exists, 0.0, float("-inf"))
                 acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
 
@@ -254,15 +263,15 @@ def _attention_kernel(
             rows = granule * GRANULE + offs_p % GRANULE
             more = (offs_p < POOL_N) & (t + 1 < tiles)
             granule = tl.load(granules + (t + 1) * (POOL_N // GRANULE) + offs_g, mask=more, other=0)
-            k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D)
-            v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D)
+            k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D, WIDE)
+            v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D, WIDE)
             bias = tl.load(bias_base + rows)
             acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
 
     empty = total == 0.0
     norm = tl.where(empty, 1.0, total)
     out = acc * (1.0 / norm)[:, None]
-    o_at = offs_m.to(tl.int64)[:, None] * os + offs_d[None, :]
+    o_at = _offsets(offs_m, os, offs_d, WIDE)
     tl.store(OUT + b * ob + h64 * oh + o_at, out.to(OUT.dtype.element_ty), mask=q_mask)
     lse = tl.where(empty, float("-inf"), (top + tl.log2(norm)) * 0.6931471805599453)
     lse_at = (b * tl.num_programs(1) + h) * seq_q + offs_m
@@ -305,8 +314,24 @@ class _RowView:
             return None
         return _RowView((rows, (heads - 1) * col_h + dim), ss, row_b, row_h, col_h)
 
+    def descriptor(self, x: Tensor, rows: int) -> TensorDescriptor:
+        """What reads `rows` rows of one head of `x` at a time."""
+        return TensorDescriptor(x, list(self.shape), [self.stride, 1], [rows, x.shape[3]])
 
-def _fit(config: Config, head_dim: int, q_block: int, k_block: int, k: Tensor, v: Tensor) -> Config:
+
+_Views = tuple[_RowView, _RowView, _RowView]
+
+
+def _views(q: Tensor, k: Tensor, v: Tensor) -> _Views | None:
+    """Views of q, k and v for tensor descriptors; None where one of them has none."""
+    dim = q.shape[3]
+    q_view, k_view, v_view = _RowView.of(q), _RowView.of(k), _RowView.of(v)
+    if dim & (dim - 1) or q_view is None or k_view is None or v_view is None:
+        return None
+    return q_view, k_view, v_view
+
+
+def _fit(config: Config, q_block: int, k_block: int, views: _Views | None) -> Config:
     """Narrow a configuration to what the blocks and strides of this call allow.
 
     Query tiles must not straddle query blocks; key tiles hold whole key blocks or divide one.
@@ -314,16 +339,14 @@ def _fit(config: Config, head_dim: int, q_block: int, k_block: int, k: Tensor, v
     block_m = min(config.block_m, q_block & -q_block)
     divisor = k_block & -k_block
     block_n = min(config.block_n, divisor) if divisor != k_block else config.block_n
-    tma = (
-        config.tma
-        and head_dim == triton.next_power_of_2(head_dim)
-        and block_n <= k_block
-        and _RowView.of(k) is not None
-        and _RowView.of(v) is not None
-    )
-    # wgmma needs 64 rows per group of four warps; fewer rows cannot feed eight warps.
-    num_warps = config.num_warps if block_m >= 128 else min(config.num_warps, 4)
+    tma = config.tma and block_n <= k_block and views is not None
     specialize = config.warp_specialize and tma and block_m == 128
+    # Tensor-core instructions take 64 rows per four warps, so fewer rows cannot feed eight;
+    # a specialised program has four warps by name, which the compiler multiplies.
+    num_warps = config.num_warps
+    if not specialize:
+        num_warps = 8 if config.warp_specialize else num_warps
+        num_warps = num_warps if block_m >= 128 else min(num_warps, 4)
     return replace(
         config, block_m=block_m, block_n=block_n, num_warps=num_warps, tma=tma,
         warp_specialize=specialize,
@@ -368,6 +391,20 @@ def _check(
             raise ValueError(f"ratio {ratio}: {tuple(counts.shape)} does not broadcast to q")
         if indices.stride(3) != 1 and indices.shape[3] > 1:
             raise ValueError(f"ratio {ratio}: the last dim of indices must be contiguous")
+
+
+def _one_loop(
+    lists: Mapping[int, object], views: _Views | None, batch: int, even: bool,
+    key_length: Tensor | None,
+) -> bool:  # fmt: skip
+    """Whether one loop over whole tiles does it all, which is what warp specialisation takes.
+
+    A ragged tail is masked inside that loop, but only where the rows behind it lie outside the
+    tensor and so read as zero: those of another head or sample might be NaN.
+    """
+    if views is None or set(lists) != {1} or key_length is not None:
+        return False
+    return even or (batch == 1 and views[1].row_h == 0 and views[2].row_h == 0)
 
 
 def _empty_like(q: Tensor) -> Tensor:
@@ -416,7 +453,11 @@ def block_sparse_attention(
     if config is None:
         capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
         config = default_config(dim, k_block, capability, q.element_size())
-    cfg = _fit(config, dim, q_block, k_block, k, v)
+    even = key_length is None and seq_k % k_block == 0
+    views = _views(q, k, v) if config.tma else None
+    if config.warp_specialize and not _one_loop(lists, views, batch, even, key_length):
+        config = replace(config, warp_specialize=False, num_warps=8)
+    cfg = _fit(config, q_block, k_block, views)
 
     granules: Granules | None = None
     pooled = sorted(ratio for ratio in lists if ratio != 1)
@@ -440,22 +481,21 @@ def block_sparse_attention(
         pool_strides = broadcast_strides(tiles) + broadcast_strides(ids)
         pool_strides += (pool_k.stride(0), pool_k.stride(1), bias_stride)
 
-    k_view, v_view = _RowView.of(k), _RowView.of(v)
-    k_desc: Tensor | TensorDescriptor | None = None
-    v_desc: Tensor | TensorDescriptor | None = None
-    view_strides = none3 * 2
-    if cfg.tma and k_view is not None and v_view is not None:
-        tile = [cfg.block_n, dim]
-        k_desc = TensorDescriptor(k, list(k_view.shape), [k_view.stride, 1], tile)
-        v_desc = TensorDescriptor(v, list(v_view.shape), [v_view.stride, 1], tile)
-        view_strides = (
-            k_view.row_b, k_view.row_h, k_view.col_h, v_view.row_b, v_view.row_h, v_view.col_h
-        )  # fmt: skip
+    descriptors: tuple[TensorDescriptor | None, ...] = (None, None, None)
+    view_strides: tuple[int, ...] = none3 * 3
+    if cfg.tma and views is not None:
+        tiles_of = (cfg.block_m, cfg.block_n, cfg.block_n)
+        tensors = zip(views, (q, k, v), tiles_of, strict=True)
+        descriptors = tuple(view.descriptor(x, rows) for view, x, rows in tensors)
+        view_strides = tuple(n for view in views for n in (view.row_b, view.row_h, view.col_h))
+    reach = max(x.shape[2] * x.stride(2) for x in (q, k, v, out))
+    if pyramid is not None:
+        reach = max(reach, pyramid.rows * dim)
 
     options = {} if cfg.max_registers is None else {"maxnreg": cfg.max_registers}
     with on_device(q.device):
         _attention_kernel[(triton.cdiv(seq_q, cfg.block_m), heads, batch)](
-            q, k, v, k_desc, v_desc, out, lse,
+            q, k, v, *descriptors, out, lse,
             counts, indices, tiles, ids, pool_k, pool_v, bias, key_length, head_order,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
             *list_strides, *pool_strides, *view_strides,
@@ -465,9 +505,9 @@ def block_sparse_attention(
             BLOCK_M=cfg.block_m, BLOCK_N=cfg.block_n, POOL_N=cfg.pool_n,
             STAGES=cfg.stages, POOL_STAGES=cfg.pool_stages,
             HAS_FULL=counts is not None, HAS_POOLED=granules is not None,
-            EVEN=key_length is None and seq_k % k_block == 0,
+            EVEN=even,
             HAS_LENGTH=key_length is not None, HAS_ORDER=head_order is not None,
-            TMA=cfg.tma, WARP_SPECIALIZE=cfg.warp_specialize,
+            TMA=cfg.tma, WARP_SPECIALIZE=cfg.warp_specialize, WIDE=reach >= 2**31,
             PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
             num_warps=cfg.num_warps, num_stages=cfg.stages, **options,
         )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from jali.budget import Budget, blocks_for
@@ -18,6 +19,8 @@ from jali.methods.method import Method, Query
 from jali.order import Order, Raster, Tiled
 from jali.plan import BlockPlan
 from jali.selection import keep_top
+
+Places = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,14 @@ class Local(_Control):
     name: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
-        Tiled(self.window)
+        object.__setattr__(self, "window", Tiled(self.window).window)
 
     @property
     def token_order(self) -> Order:
-        return Tiled(tuple(self.window))
+        return Tiled(self.window)
 
     def scores(self, query: Query) -> Tensor:
-        return _nearness(query.layout, tuple(self.window))
+        return _nearness(query.layout, self.window)
 
 
 @functools.lru_cache(maxsize=16)
@@ -104,7 +107,7 @@ def _nearness(layout: BlockLayout, window: tuple[int, int, int]) -> Tensor:
     return torch.from_numpy(-distance).float()[None, None].to(layout.device)
 
 
-def _coordinates(grid: TokenGrid) -> np.ndarray:
+def _coordinates(grid: TokenGrid) -> Places:
     """(segment, t, h, w) of every token; text has no place. [S, 4]."""
     parts = []
     for number, (_, segment) in enumerate(grid.spans()):
@@ -114,7 +117,7 @@ def _coordinates(grid: TokenGrid) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _middles(tokens: np.ndarray, index: Tensor | None, block: int) -> np.ndarray:
+def _middles(tokens: Places, index: Tensor | None, block: int) -> Places:
     if index is not None:
         tokens = tokens[index.cpu().numpy()]
     starts = np.arange(0, len(tokens), block)

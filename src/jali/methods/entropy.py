@@ -1,9 +1,11 @@
-"""Entropy-adaptive attention (ESA): heads that look everywhere get more blocks than focused ones."""
+"""Entropy-adaptive attention (ESA): heads that look everywhere get more blocks than others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
+
+from torch import Tensor
 
 from jali.budget import Budget, entropy_of, share_blocks
 from jali.layout import Blocks
@@ -64,11 +66,11 @@ class Entropy(Method):
         rows = layout.text_rows if layout.has_text_rows else None
         return keep_top(scores, keep[..., None, None], layout, layout.forced, rows, query.causal)
 
-    def _samples(self, query: Query):  # type: ignore[no-untyped-def]
-        tokens, block = query.layout.q.tokens, query.layout.blocks.q
+    def _samples(self, query: Query) -> Tensor:
+        tokens, block, device = query.layout.q.tokens, query.layout.blocks.q, query.q.device
         if self.seed is None:
-            return sample_positions(tokens, block, self.samples, query.q.device)
-        return jittered_positions(tokens, block, self.samples, self.seed, query.site, query.q.device)
+            return sample_positions(tokens, block, self.samples, device)
+        return jittered_positions(tokens, block, self.samples, self.seed, query.site, device)
 
     def with_budget(self, mean: float) -> Entropy:
         floor, ceiling = self.budget.floor, max(self.budget.ceiling, mean)

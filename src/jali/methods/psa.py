@@ -108,7 +108,7 @@ class Psa(Method):
             normalised=self.importance == "softmax",
         )
         rank = ranks(scores, layout.forced)
-        reading = [(ratio, high) for ratio, (_, high) in self.mask_ratios if ratio]
+        reading = [(ratio, high) for ratio, (_, high) in self.ranges.items() if ratio]
         bounds = tuple(high for _, high in reading)
         if self.mode == "topk":
             ends = torch.tensor([int(layout.N * b + 1e-9) for b in bounds], device=device)
@@ -118,7 +118,7 @@ class Psa(Method):
 
     def _levels_by_step(self, query: Query) -> Tensor:
         at = query.site.step / query.site.steps
-        level = next((r for r, (low, high) in self.mask_ratios if low <= at < high), SKIP)
+        level = next((r for r, (low, high) in self.ranges.items() if low <= at < high), SKIP)
         shape = (1, 1, query.layout.M, query.layout.N)
         return torch.full(shape, level, dtype=torch.uint8, device=query.q.device)
 
@@ -154,12 +154,13 @@ def nominal_cost(ranges: Mapping[int, Range]) -> float:
 def _scaled(ranges: Mapping[int, Range], cost: float) -> dict[int, Range]:
     """Stretch all bounds by one factor; what passes the end falls off, coarsest first."""
 
+    reading = {ratio: limits for ratio, limits in ranges.items() if ratio}
+
     def stretched(factor: float) -> dict[int, Range]:
-        found = {r: (min(1.0, a * factor), min(1.0, b * factor)) for r, (a, b) in ranges.items() if r}
+        found = {r: (min(1.0, a * factor), min(1.0, b * factor)) for r, (a, b) in reading.items()}
         end = max(high for _, high in found.values())
         return {**found, 0: (end, 1.0)} if end < 1 else found
 
-    reading = {ratio: limits for ratio, limits in ranges.items() if ratio}
     if not reading or cost <= 0:
         return {1: (0.0, 0.0), 0: (0.0, 1.0)}
     low, high = 0.0, 1 / max(min(b for _, b in reading.values() if b > 0), 1e-6)

@@ -39,7 +39,7 @@ class RfV2(Method):
     def __post_init__(self) -> None:
         check_share("sparsity", self.sparsity)
         Blocks(self.block_size, self.block_size)
-        Tiled(self.window)
+        object.__setattr__(self, "window", Tiled(self.window).window)
 
     @property
     def ratios(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class RfV2(Method):
     def token_order(self) -> Order:
         if self.compat:
             return FrameWindows()
-        return Tiled(tuple(self.window), first_frame_last=self.first_frame is not False)
+        return Tiled(self.window, first_frame_last=self.first_frame is not False)
 
     def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
         return Blocks(self.block_size, self.block_size)
