@@ -73,7 +73,7 @@ def attend(
 
     method = call.method.at(site)
     layout = method.layout(q_grid, k_grid, offset, blocks, q.device)
-    padding = call.padding and call.padding.arranged(layout.k, call.host_length)
+    padding = call.padding and call.padding.arranged(layout.k)
     q, k, v = layout.q.arrange(q), layout.k.arrange(k), layout.k.arrange(v)
     plan = method.plan(Query(q, k, layout, site, scale, padding, causal))
     executed = plan.coarsen(chosen.fitting(plan.blocks, call.task))

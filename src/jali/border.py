@@ -26,7 +26,6 @@ class Call:
     offset: int | None
     scale: float
     padding: KeyPadding | None
-    host_length: tuple[int, ...] | None
     task: Task
 
 
@@ -68,7 +67,7 @@ def check(
         raise ValueError(
             f"a causal call with {Sq} queries and {Sk} keys needs offset=, the first query's place"
         )
-    padding, host_length = _padding(key_length, key_mask, B, Sk, k.device)
+    padding = _padding(key_length, key_mask, B, Sk, k.device)
     if causal and padding is not None:
         raise ValueError("causal attention with padded keys is not supported; drop the padding")
     return Call(
@@ -78,7 +77,6 @@ def check(
         offset=offset,
         scale=check_scale(scale, D),
         padding=padding,
-        host_length=host_length,
         task=Task(
             device=q.device,
             dtype=q.dtype,
@@ -150,8 +148,7 @@ def _padding(
     B: int,
     Sk: int,
     device: torch.device,
-) -> tuple[KeyPadding | None, tuple[int, ...] | None]:
-    """The padding, and the lengths where the host knows them."""
+) -> KeyPadding | None:
     if length is not None and mask is not None:
         raise ValueError("give key_length or key_mask, not both")
     if mask is not None:
@@ -160,9 +157,9 @@ def _padding(
                 f"key_mask must be bool [{B}, {Sk}] (True is real), "
                 f"got {mask.dtype} {list(mask.shape)}"
             )
-        return KeyPadding(mask=mask.to(device)), None
+        return KeyPadding(mask=mask.to(device))
     if length is None:
-        return None, None
+        return None
     known = None
     if not isinstance(length, Tensor) or length.device.type == "cpu":
         known = tuple(int(n) for n in length)
@@ -171,4 +168,4 @@ def _padding(
         length = torch.tensor(known)
     if tuple(length.shape) != (B,) or length.dtype.is_floating_point:
         raise ValueError(f"key_length must be {B} ints, got {length.dtype} {list(length.shape)}")
-    return KeyPadding(length=length.to(device, torch.int32)), known
+    return KeyPadding(length=length.to(device, torch.int32), host=known)

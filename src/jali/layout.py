@@ -241,8 +241,11 @@ def _flags(grid: TokenGrid, index: Index | None, block: int) -> _Flags:
     if index is not None:
         text, first, single, segment_of = (x[index] for x in (text, first, single, segment_of))
     starts = np.arange(0, grid.tokens, block)
+    text, first, single = (np.logical_or.reduceat(x, starts) for x in (text, first, single))
     return _Flags(
-        *(np.logical_or.reduceat(x, starts) for x in (text, first, single)),
+        text,
+        first,
+        single,
         np.minimum.reduceat(segment_of, starts) != np.maximum.reduceat(segment_of, starts),
     )
 

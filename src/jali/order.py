@@ -19,6 +19,8 @@ Index = NDArray[np.int64]
 
 @runtime_checkable
 class Order(Protocol):
+    def __hash__(self) -> int: ...
+
     def positions(self, grid: TokenGrid) -> Index | None:
         """Token index for every arranged slot, a bijection; None for the caller's order."""
         ...

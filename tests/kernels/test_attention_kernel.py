@@ -94,7 +94,8 @@ def check(q, k, v, levels, ratios, q_block, k_block, lengths=None, **kwargs) -> 
     )
     want, want_lse = reference(q, k, v, levels, q_block, k_block, scale, lengths)
     tol = TOLERANCE[q.dtype]
-    assert out.dtype == q.dtype and out.shape == q.shape
+    assert out.dtype == q.dtype
+    assert out.shape == q.shape
     assert lse.dtype == torch.float32
     torch.testing.assert_close(out.float().cpu(), want, atol=tol, rtol=tol)
     torch.testing.assert_close(lse.cpu(), want_lse, atol=tol, rtol=tol)
@@ -249,7 +250,8 @@ def test_default_configs_are_powers_of_two(capability):
     for head_dim, k_block in itertools.product((16, 64, 80, 128, 256), (32, 64, 128)):
         config = default_config(head_dim, k_block, capability)
         for size in (config.block_m, config.block_n, config.pool_n):
-            assert size >= 16 and size & (size - 1) == 0
+            assert size >= 16
+            assert size & (size - 1) == 0
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ def check(k, v, ratios, lengths=None) -> None:
         key_length = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     pyramid = pool_pyramid(k, v, ratios, key_length)
     tol = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[k.dtype]
-    assert pyramid.k.dtype == k.dtype and pyramid.k.is_contiguous()
+    assert pyramid.k.dtype == k.dtype
+    assert pyramid.k.is_contiguous()
     for x, pooled in ((k, pyramid.k), (v, pyramid.v)):
         for b, ratio in itertools.product(range(batch), ratios):
             length = seq if lengths is None else lengths[b]

@@ -119,9 +119,7 @@ def test_block_means_and_mean_scores(padded: bool) -> None:
     scores = mean_scores(q_means, k_means, 0.5, key_length, 48 if padded else None)
     dots = q_means @ expand(want, 4).transpose(2, 3) * 0.5
     empty = (count[:, :, :, 0] == 0)[:, :, None, :]
-    torch.testing.assert_close(
-        scores, dots.masked_fill(empty, -math.inf), atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(scores, dots.masked_fill(empty, -math.inf), atol=1e-4, rtol=1e-4)
 
 
 def antidiagonal_reference(

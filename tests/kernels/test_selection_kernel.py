@@ -80,9 +80,7 @@ def budgets(
         ([0.3], 64, 0.25, [16]),
     ],
 )
-def test_budgets_come_out_exact(
-    entropy: list[float], n: int, mean: float, want: list[int]
-) -> None:
+def test_budgets_come_out_exact(entropy: list[float], n: int, mean: float, want: list[int]) -> None:
     assert budgets(entropy, n, mean) == want
 
 

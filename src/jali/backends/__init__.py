@@ -6,12 +6,17 @@ import difflib
 import logging
 
 from jali.backends.backend import Backend, Task
+from jali.backends.fa4 import Fa4
+from jali.backends.flex import Flex
 from jali.backends.reference import Reference
 from jali.backends.torch import Torch
+from jali.backends.triton import Triton
 
 log = logging.getLogger("jali")
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Torch(), Reference())}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Fa4(), Triton(), Flex(), Torch(), Reference())
+}
 
 # What `auto` chose is said once for every kind of call, not once per call.
 _said: set[tuple[str, str]] = set()
@@ -53,4 +58,4 @@ def _fastest(task: Task) -> Backend:
     raise RuntimeError("the reference backend runs everything")  # pragma: no cover
 
 
-__all__ = ["BACKENDS", "Backend", "Reference", "Task", "Torch", "choose", "why_not"]
+__all__ = ["BACKENDS", "Backend", "Task", "choose", "why_not"]

@@ -11,13 +11,14 @@ import importlib.util
 import torch
 
 
-@functools.cache
 def available(device: torch.device) -> bool:
     """Whether these kernels can run on the device."""
     return not why_unavailable(device)
 
 
-def why_unavailable(device: torch.device) -> list[str]:
+@functools.cache
+def why_unavailable(device: torch.device) -> tuple[str, ...]:
+    """The reasons they cannot, in words."""
     reasons = []
     if device.type != "cuda":
         reasons.append(f"needs a CUDA device, the tensors are on {device.type}")
@@ -26,4 +27,4 @@ def why_unavailable(device: torch.device) -> list[str]:
         reasons.append(f"needs compute capability 8.0 (Ampere) or newer, this is {major}.{minor}")
     if importlib.util.find_spec("triton") is None:
         reasons.append("triton is not installed: pip install 'jali[triton]'")
-    return reasons
+    return tuple(reasons)

@@ -44,21 +44,30 @@ class Config:
 def default_config(
     head_dim: int, k_block: int, capability: tuple[int, int], itemsize: int = 2
 ) -> Config:
-    """A configuration that compiles without spills and fits the shared memory of the device."""
-    wide = triton.next_power_of_2(head_dim) * itemsize > 256
+    """A configuration that fits the registers and the shared memory of the device.
+
+    Hopper runs two programs per multiprocessor: within one, all warps wait at the same barriers,
+    so it takes a second one for the tensor cores to work while the first takes exponentials.
+    """
+    width = triton.next_power_of_2(head_dim)
     if itemsize == 4:
-        return Config(64, 32, 32, 4, 2, 2)
-    if capability[0] in (9, 10):
-        if wide:
-            return Config(128, min(64, k_block), 64, 8, 2, 2, tma=True)
-        return Config(128, min(128, k_block), 64, 8, 2, 3, tma=True)
-    if wide:
+        return Config(64, 32, 32, 4, 2 if width <= 64 else 1, 1)
+    if capability[0] == 9:
+        if width > 128:
+            return Config(128, 64, 64, 8, 2, 2, tma=True)
+        stages = 2 if width == 128 else 3
+        tile = min(64, k_block)
+        return Config(128, tile, 64, 8, stages, stages, tma=True, max_registers=128)
+    if capability[0] == 10:
+        tile = 64 if width > 128 else min(128, k_block)
+        return Config(128, tile, 64, 8, 2, 2, tma=True)
+    if width > 128:
         return Config(64, 32, 32, 4, 2, 2)
     return Config(128, 64, 64, 8, 2, 2)
 
 
 @triton.jit
-def _accumulate(acc, total, top, p, alpha, v, PRECISION: tl.constexpr):
+def _accumulate(acc, total, p, alpha, v, PRECISION: tl.constexpr):
     total = total * alpha + tl.sum(p, 1)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
     return acc, total
@@ -70,7 +79,7 @@ def _step(acc, total, top, q, k, v, scale, PRECISION: tl.constexpr):
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     new_top = tl.maximum(top, tl.max(s, 1) * scale)
     p = tl.exp2(s * scale - new_top[:, None])
-    acc, total = _accumulate(acc, total, top, p, tl.exp2(top - new_top), v, PRECISION)
+    acc, total = _accumulate(acc, total, p, tl.exp2(top - new_top), v, PRECISION)
     return acc, total, new_top
 
 
@@ -80,7 +89,7 @@ def _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION: tl.constexpr)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias[None, :]
     new_top = tl.maximum(top, tl.max(s, 1))
     p = tl.exp2(s - new_top[:, None])
-    acc, total = _accumulate(acc, total, top, p, tl.exp2(top - new_top), v, PRECISION)
+    acc, total = _accumulate(acc, total, p, tl.exp2(top - new_top), v, PRECISION)
     return acc, total, new_top
 
 
@@ -93,8 +102,7 @@ def _offsets(rows, stride, offs_d, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _gather(base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr,
-            WIDE: tl.constexpr):
+def _gather(base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
     """Rows of a matrix, each D wide, zero-filled to BLOCK_D."""
     at = base + _offsets(rows, stride, offs_d, WIDE)
     if D == BLOCK_D:
@@ -162,10 +170,9 @@ def _attention_kernel(
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
+    length = seq_k
     if HAS_LENGTH:
         length = tl.minimum(tl.load(LENGTH + b), seq_k)
-    else:
-        length = seq_k
 
     if HAS_FULL:
         count = tl.load(COUNT + b * cb + h64 * ch + m * cm)
@@ -370,9 +377,7 @@ def _check(
         raise ValueError(f"head dim must be in 16..256, got {dim}")
     if q_block % 16 or k_block % 16 or q_block < 16 or k_block < 16:
         raise ValueError(f"blocks must be multiples of 16, got {q_block} and {k_block}")
-    if key_length is not None and (
-        key_length.shape != (batch,) or key_length.dtype != torch.int32
-    ):
+    if key_length is not None and (key_length.shape != (batch,) or key_length.dtype != torch.int32):
         raise ValueError(f"key_length must be int32 [{batch}], got {key_length}")
     if not lists:
         raise ValueError("no list of key blocks given")

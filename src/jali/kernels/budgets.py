@@ -80,7 +80,7 @@ def _budget_kernel(
         sums += tl.load(at, mask=head_real[:, None] & take[None, :], other=0.0)
         used += take.to(tl.int32)
     count = tl.maximum(tl.sum(used, 0), 1)
-    mean = tl.sum(sums.to(tl.float64), 1) / count
+    mean = tl.sum(sums, 1).to(tl.float64) / count
 
     # Bounds, relaxed where the asked total could not be met within them.
     places = (heads * n).to(tl.float64)
@@ -182,6 +182,6 @@ def entropy_budgets(
         HEADS=padded,
         CHUNK=max(16, min(256, 4096 // padded)),
         HAS_ROWS=rows is not None,
-        num_warps=4 if padded <= 32 else 8,
+        num_warps=4 if padded <= 32 else padded // 8,
     )
     return keep

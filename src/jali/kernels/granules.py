@@ -40,8 +40,9 @@ def granule_size(k_block: int, ratios: Mapping[int, object]) -> int:
 
 
 @triton.jit
-def _append(IDS, COUNT, INDEX, at, start, limit, empty, PER_BLOCK: tl.constexpr,
-            BLOCK: tl.constexpr):
+def _append(
+    IDS, COUNT, INDEX, at, start, limit, empty, PER_BLOCK: tl.constexpr, BLOCK: tl.constexpr
+):
     """Write the granules of one level's blocks from entry `at` on; returns the next free entry.
 
     A block that sticks out of its section (`limit` granules) has nothing real there: the empty
@@ -75,18 +76,22 @@ def _pack_kernel(
     ids = IDS + row * width
     at = 0
     if PER2 > 0:
-        at = _append(ids, COUNT2 + b * c2b + h * c2h + m * c2m, INDEX2 + b * i2b + h * i2h + m * i2m,
-                     at, start2, limit2, empty, PER2, BLOCK)
+        count = COUNT2 + b * c2b + h * c2h + m * c2m
+        index = INDEX2 + b * i2b + h * i2h + m.to(tl.int64) * i2m
+        at = _append(ids, count, index, at, start2, limit2, empty, PER2, BLOCK)
     if PER4 > 0:
-        at = _append(ids, COUNT4 + b * c4b + h * c4h + m * c4m, INDEX4 + b * i4b + h * i4h + m * i4m,
-                     at, start4, limit4, empty, PER4, BLOCK)
+        count = COUNT4 + b * c4b + h * c4h + m * c4m
+        index = INDEX4 + b * i4b + h * i4h + m.to(tl.int64) * i4m
+        at = _append(ids, count, index, at, start4, limit4, empty, PER4, BLOCK)
     if PER8 > 0:
-        at = _append(ids, COUNT8 + b * c8b + h * c8h + m * c8m, INDEX8 + b * i8b + h * i8h + m * i8m,
-                     at, start8, limit8, empty, PER8, BLOCK)
+        count = COUNT8 + b * c8b + h * c8h + m * c8m
+        index = INDEX8 + b * i8b + h * i8h + m.to(tl.int64) * i8m
+        at = _append(ids, count, index, at, start8, limit8, empty, PER8, BLOCK)
     tiles = tl.cdiv(at, PER_TILE)
     rest = at + tl.arange(0, PER_TILE)
-    tl.store(ids + rest, tl.zeros((PER_TILE,), dtype=tl.int32) + empty,
-             mask=rest < tiles * PER_TILE)
+    tl.store(
+        ids + rest, tl.zeros((PER_TILE,), dtype=tl.int32) + empty, mask=rest < tiles * PER_TILE
+    )
     tl.store(TILES + row, tiles)
 
 

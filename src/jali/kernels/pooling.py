@@ -14,7 +14,7 @@ from torch import Tensor
 
 RATIOS = (2, 4, 8)
 SECTION_ROWS = 32
-"""Every section starts at a multiple of this many rows; so does the run of empty rows at the end."""
+"""Every section starts at a multiple of this many rows; the last so many rows are empty."""
 
 _GROUPS = 16
 
@@ -63,16 +63,30 @@ def _put(base, rows, start, mean, offs_d, d_ok, D: tl.constexpr):
 
 
 @triton.jit
-def _store_level(k_out, v_out, bias, sum_k, sum_v, rows, start, left, offs_d, d_ok, write_bias,
-                 R: tl.constexpr, D: tl.constexpr):
+def _store_level(
+    k_out,
+    v_out,
+    bias,
+    sum_k,
+    sum_v,
+    rows,
+    start,
+    left,
+    offs_d,
+    d_ok,
+    write_bias,
+    R: tl.constexpr,
+    D: tl.constexpr,
+):
     """Turn sums over R tokens into means; `left` [I]: real tokens from the group's first one on."""
     count = tl.minimum(tl.maximum(left, 0), R).to(tl.float32)
     weight = 1.0 / tl.maximum(count, 1.0)
     _put(k_out, rows, start, sum_k * weight[:, None], offs_d, d_ok, D)
     _put(v_out, rows, start, sum_v * weight[:, None], offs_d, d_ok, D)
     if write_bias:
-        tl.store(bias + start + rows, tl.where(count > 0, tl.log2(tl.maximum(count, 1.0)),
-                                               float("-inf")))
+        tl.store(
+            bias + start + rows, tl.where(count > 0, tl.log2(tl.maximum(count, 1.0)), float("-inf"))
+        )
 
 
 @triton.jit
@@ -144,18 +158,57 @@ def _pool_kernel(
                 sum_k2 += _load(k_in, token + 1, stride_ks, offs_d, length, D, BLOCK_D)
                 sum_v2 += _load(v_in, token + 1, stride_vs, offs_d, length, D, BLOCK_D)
                 if HAS2:
-                    _store_level(k_out, v_out, bias, sum_k2, sum_v2, rows8 * 4 + half * 2 + pair,
-                                 start2, length - token, offs_d, d_ok, write_bias, 2, D)
+                    _store_level(
+                        k_out,
+                        v_out,
+                        bias,
+                        sum_k2,
+                        sum_v2,
+                        rows8 * 4 + half * 2 + pair,
+                        start2,
+                        length - token,
+                        offs_d,
+                        d_ok,
+                        write_bias,
+                        2,
+                        D,
+                    )
                 sum_k4 += sum_k2
                 sum_v4 += sum_v2
             if HAS4:
-                _store_level(k_out, v_out, bias, sum_k4, sum_v4, rows8 * 2 + half,
-                             start4, length - first - half * 4, offs_d, d_ok, write_bias, 4, D)
+                _store_level(
+                    k_out,
+                    v_out,
+                    bias,
+                    sum_k4,
+                    sum_v4,
+                    rows8 * 2 + half,
+                    start4,
+                    length - first - half * 4,
+                    offs_d,
+                    d_ok,
+                    write_bias,
+                    4,
+                    D,
+                )
             sum_k8 += sum_k4
             sum_v8 += sum_v4
         if HAS8:
-            _store_level(k_out, v_out, bias, sum_k8, sum_v8, rows8,
-                         start8, length - first, offs_d, d_ok, write_bias, 8, D)
+            _store_level(
+                k_out,
+                v_out,
+                bias,
+                sum_k8,
+                sum_v8,
+                rows8,
+                start8,
+                length - first,
+                offs_d,
+                d_ok,
+                write_bias,
+                8,
+                D,
+            )
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -103,7 +103,7 @@ def _mean_scores_kernel(
     k_block,
     scale,
     D: tl.constexpr,
-    D_PAD: tl.constexpr,
+    DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     HAS_LENGTH: tl.constexpr,
@@ -113,12 +113,15 @@ def _mean_scores_kernel(
     slot = tl.program_id(2)
     batch = slot // heads
     kv = batch * (heads // kv_group) + (slot % heads) // kv_group
-    d = tl.arange(0, D_PAD)
-    q_at = q_means + (slot.to(tl.int64) * m + row)[:, None] * D + d[None, :]
-    k_at = k_means + (kv.to(tl.int64) * n + column)[:, None] * D + d[None, :]
-    a = tl.load(q_at, mask=(row < m)[:, None] & (d < D)[None, :], other=0.0)
-    b = tl.load(k_at, mask=(column < n)[:, None] & (d < D)[None, :], other=0.0)
-    score = tl.dot(a, tl.trans(b), input_precision="tf32x3") * scale
+    q_rows = q_means + (slot.to(tl.int64) * m + row)[:, None] * D
+    k_rows = k_means + (kv.to(tl.int64) * n + column)[:, None] * D
+    score = tl.zeros([ROWS, KEYS], tl.float32)
+    for start in range(0, D, DEPTH):
+        d = start + tl.arange(0, DEPTH)
+        a = tl.load(q_rows + d[None, :], mask=(row < m)[:, None] & (d < D)[None, :], other=0.0)
+        b = tl.load(k_rows + d[None, :], mask=(column < n)[:, None] & (d < D)[None, :], other=0.0)
+        score = tl.dot(a, tl.trans(b), score, input_precision="tf32x3")
+    score *= scale
     if HAS_LENGTH:
         real = column * k_block < tl.load(key_length + batch)
         score = tl.where(real[None, :], score, _NEGATIVE)
@@ -148,9 +151,6 @@ def mean_scores(
     kv_heads, n = k_means.shape[1], k_means.shape[2]
     if heads % kv_heads or k_means.shape[0] != batch or k_means.shape[3] != dim:
         raise ValueError(f"{tuple(q_means.shape)} and {tuple(k_means.shape)} do not match")
-    pad = padded_dim(dim)
-    if pad > 128:
-        rows, keys = min(rows, 32), min(keys, 32)
     out = torch.empty(batch, heads, m, n, dtype=torch.float32, device=q_means.device)
     _mean_scores_kernel[(cdiv(m, rows), cdiv(n, keys), batch * heads)](
         q_means.contiguous(),
@@ -164,7 +164,7 @@ def mean_scores(
         k_block or 1,
         scale,
         D=dim,
-        D_PAD=pad,
+        DEPTH=min(32, padded_dim(dim)),
         ROWS=rows,
         KEYS=keys,
         HAS_LENGTH=key_length is not None,

@@ -183,7 +183,9 @@ def _pool_peaks_kernel(
         peak = tl.where(real[None, :], peak, _NEGATIVE) * scale
         if NORMALISED:
             t = tl.arange(0, T_PAD)
-            logs = tl.load(sums + row[:, None] * tiles + t[None, :], (t < tiles)[None, :], _NEGATIVE)
+            logs = tl.load(
+                sums + row[:, None] * tiles + t[None, :], (t < tiles)[None, :], _NEGATIVE
+            )
             top = tl.max(logs, 1)
             top = tl.where(top == _NEGATIVE, 0.0, top)
             top += tl.log2(tl.sum(tl.exp2(logs - top[:, None]), 1))
@@ -199,7 +201,7 @@ def _pool_peaks_kernel(
 def peak_tile(q: Tensor, rows: int, run: int) -> Tile:
     """The configuration used unless the caller names one."""
     row_bytes = padded_dim(q.shape[3]) * q.element_size()
-    tile = Tile(128, 128, 4, 3) if q.element_size() == 2 else Tile(64, 64, 4, 2)
+    tile = Tile(128, 128, 4, 2) if q.element_size() == 2 else Tile(64, 64, 4, 2)
     if rows < tile.rows:
         tile = Tile(max(16, power_of_two(rows)), tile.keys, 4, tile.stages)
     least = max(16, run)  # a key block is pooled within one tile

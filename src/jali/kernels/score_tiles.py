@@ -67,9 +67,7 @@ def shared_bytes(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", _UNKNOWN_SHARED))
 
 
-def fit(
-    tile: Tile, row_bytes: int, limit: int, *, resident: bool, least_keys: int = 16
-) -> Tile:
+def fit(tile: Tile, row_bytes: int, limit: int, *, resident: bool, least_keys: int = 16) -> Tile:
     """Shrink `tile` until its operands fit in `limit` bytes of shared memory.
 
     `row_bytes` is one row of an operand. With `resident` the row operand is held once and only keys

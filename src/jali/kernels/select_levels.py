@@ -40,7 +40,7 @@ def _select_levels_kernel(
     column = tl.arange(0, N_PAD)
     real = column < n
     line = slot.to(tl.int64) * m + row
-    key = ordered_keys(tl.load(scores + line * n + column, mask=real, other=0.0))
+    key = ordered_keys(tl.load(scores + line * n + column, mask=real, other=float("nan")))
     if HAS_FORCED:
         must = tl.load(forced + row * n + column, mask=real, other=0) != 0
         key = tl.where(must, HIGHEST, key)
@@ -48,8 +48,8 @@ def _select_levels_kernel(
     for index in tl.static_range(COUNT):
         end = tl.minimum(tl.load(ends + line * end_stride + index), n)
         k = tl.maximum(end, 1)
-        cut = kth_key(key, real, k)
-        above, equal = running_counts(key, real, cut)
+        cut = kth_key(key, k)
+        above, equal = running_counts(key, cut)
         ties = k - tl.max(above, 0)
         within = real & ((key > cut) | ((key == cut) & (equal <= ties))) & (end > 0)
         level = tl.where(within & (level == 0), (RATIOS >> (8 * index)) & 0xFF, level)

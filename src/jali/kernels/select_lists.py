@@ -32,7 +32,7 @@ def _select_lists_kernel(
     column = tl.arange(0, N_PAD)
     real = column < n
     line = slot.to(tl.int64) * m + row
-    key = ordered_keys(tl.load(scores + line * n + column, mask=real, other=0.0))
+    key = ordered_keys(tl.load(scores + line * n + column, mask=real, other=float("nan")))
     k = tl.maximum(tl.load(keep + slot), 1)
     if HAS_FORCED:
         must = tl.load(forced + row * n + column, mask=real, other=0) != 0
@@ -41,8 +41,8 @@ def _select_lists_kernel(
     if HAS_FULL:
         k = tl.where(tl.load(full_rows + row) != 0, n, k)
     k = tl.minimum(k, n)
-    cut = kth_key(key, real, k)
-    above, equal = running_counts(key, real, cut)
+    cut = kth_key(key, k)
+    above, equal = running_counts(key, cut)
     ties = k - tl.max(above, 0)
     chosen = real & ((key > cut) | ((key == cut) & (equal <= ties)))
     place = above + tl.minimum(equal, ties) - 1
@@ -98,9 +98,7 @@ def select_lists(
 
 
 @triton.jit
-def _level_lists_kernel(
-    levels, counts, indices, n, ratio, N_PAD: tl.constexpr
-):
+def _level_lists_kernel(levels, counts, indices, n, ratio, N_PAD: tl.constexpr):
     line = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, N_PAD)
     level = tl.load(levels + line * n + column, mask=column < n, other=0).to(tl.int32)

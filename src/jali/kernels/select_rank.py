@@ -23,20 +23,20 @@ def ordered_keys(score):
 
 
 @triton.jit
-def kth_key(key, real, k):
-    """The k-th largest key among the `real` ones (1 <= k <= their number)."""
-    cut = tl.where(tl.sum((real & (key >= 0)).to(tl.int32), 0) >= k, 0, LOWEST)
+def kth_key(key, k):
+    """The k-th largest key. Padding must be LOWEST and come last: it is then never counted first."""
+    cut = tl.where(tl.sum((key >= 0).to(tl.int32), 0) >= k, 0, LOWEST)
     for step in tl.range(0, 31):
         higher = cut + (1 << (30 - step))
-        cut = tl.where(tl.sum((real & (key >= higher)).to(tl.int32), 0) >= k, higher, cut)
+        cut = tl.where(tl.sum((key >= higher).to(tl.int32), 0) >= k, higher, cut)
     return cut
 
 
 @triton.jit
-def running_counts(key, real, cut):
+def running_counts(key, cut):
     """Per entry, how many up to and including it lie above `cut`, and how many equal it."""
-    above = (real & (key > cut)).to(tl.int32)
-    equal = (real & (key == cut)).to(tl.int32)
+    above = (key > cut).to(tl.int32)
+    equal = (key == cut).to(tl.int32)
     # Rows hold at most 2^15 entries, so both counts share one scan.
     packed = tl.cumsum(above + (equal << 16), 0)
     return packed & 0xFFFF, packed >> 16

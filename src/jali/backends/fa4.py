@@ -1,0 +1,174 @@
+"""FlashAttention-4 (package flash-attn-4): the fastest kernel for binary plans on Hopper and
+Blackwell, through its public function and with the caller's own strides."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from jali.backends.backend import Backend, Task, dtype_reasons
+from jali.layout import Blocks
+from jali.padding import KeyPadding
+from jali.plan import BlockPlan
+
+log = logging.getLogger("jali")
+
+TESTED = ("4.0.0b36",)
+
+
+class Fa4(Backend):
+    """Lists go to the kernel as they are: ascending, because it masks the ragged tail only in the
+    last entry of a list, and any other order would silently read past the keys."""
+
+    name: ClassVar[str] = "fa4"
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {
+        torch.float16: 2e-3, torch.bfloat16: 1e-2,
+    }  # fmt: skip
+
+    def why_not(self, task: Task) -> list[str]:
+        reasons = [*why_no_kernel(task.device)]
+        reasons += dtype_reasons(task, (torch.float16, torch.bfloat16))
+        if task.head_dim % 8 or task.head_dim > 128:
+            reasons.append(f"needs a head dim of 8..128 in steps of 8, got {task.head_dim}")
+        if task.ratios != (1,):
+            reasons.append("reads keys at full resolution only, this plan pools them")
+        if task.causal:
+            reasons.append("has no causal plans here")
+        if task.padding == "mask":
+            reasons.append("knows key lengths, not key masks")
+        if task.padding == "length":
+            reasons.append("needs key lengths on the host: pass a list or a CPU tensor")
+        return reasons
+
+    def preferred(self, task: Task) -> Blocks:
+        # At head dim 64 Hopper's kernel has a tile of 192 rows, and 384 is two of them.
+        narrow = task.head_dim <= 64 and _generation(task.device) == 9
+        return Blocks(384 if narrow else 256, 128)
+
+    def fitting(self, blocks: Blocks, task: Task) -> Blocks:
+        """Hopper: 64 rows or more, and 64 or 128 keys. Blackwell: multiples of 256 and 128."""
+        if _generation(task.device) == 9:
+            rows, keys = 64, 128 if blocks.k % 128 == 0 or blocks.k > 64 else 64
+        else:
+            rows, keys = 256, 128
+        return Blocks(_multiple(blocks.q, rows), _multiple(blocks.k, keys))
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
+        padding: KeyPadding | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        listed = plan.lists[1]
+        counts, indices = listed.counts, listed.indices
+        if padding is None:
+            return _sparse(q, k, v, counts, indices, plan.blocks, scale)
+        assert padding.host is not None
+        return _by_length(q, k, v, counts, indices, plan.blocks, scale, padding.host)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Full attention by the same package. [B, H, S, D] views in and out."""
+    out, _ = _flash().flash_attn_func(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), softmax_scale=scale
+    )
+    return out.transpose(1, 2)
+
+
+@functools.cache
+def why_no_kernel(device: torch.device) -> tuple[str, ...]:
+    """Why the package cannot run on this device at all."""
+    reasons: list[str] = []
+    if device.type != "cuda":
+        reasons.append(f"needs a CUDA device, the tensors are on {device.type}")
+    elif _generation(device) not in (9, 10, 11):
+        major, minor = torch.cuda.get_device_capability(device)
+        reasons.append(f"needs Hopper or Blackwell (9.x, 10.x), this is {major}.{minor}")
+    if importlib.util.find_spec("flash_attn") is None or _version() is None:
+        reasons.append("flash-attn-4 is not installed: pip install --pre 'jali[fa4]'")
+    return tuple(reasons)
+
+
+@functools.cache
+def _version() -> str | None:
+    try:
+        version = importlib.metadata.version("flash-attn-4")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if version not in TESTED:
+        log.warning("flash-attn-4 %s is untested with jali; tested: %s", version, ", ".join(TESTED))
+    return version
+
+
+def _flash() -> Any:
+    import flash_attn.cute.interface
+
+    return flash_attn.cute.interface
+
+
+def _generation(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+
+
+def _multiple(size: int, unit: int) -> int:
+    """The smallest multiple of `size` that is a multiple of `unit`."""
+    grown = size
+    while grown % unit:
+        grown += size
+    return grown
+
+
+@functools.lru_cache(maxsize=64)
+def _no_masked_blocks(M: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The kernel wants a list of blocks to be masked, too. Ours is always empty."""
+    counts = torch.zeros(1, 1, M, dtype=torch.int32, device=device)
+    return counts, counts[..., None].contiguous()
+
+
+def _sparse(
+    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, indices: Tensor, blocks: Blocks, scale: float
+) -> tuple[Tensor, Tensor]:
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+    empty_counts, empty_indices = _no_masked_blocks(counts.shape[2], q.device)
+    out, lse = _flash().flash_attn_func(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        softmax_scale=scale,
+        block_sparse_tensors=BlockSparseTensorsTorch(
+            mask_block_cnt=empty_counts,
+            mask_block_idx=empty_indices,
+            full_block_cnt=counts,
+            full_block_idx=indices,
+            block_size=(blocks.q, blocks.k),
+        ),
+        return_lse=True,
+    )
+    return out.transpose(1, 2), lse
+
+
+def _by_length(
+    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, indices: Tensor,
+    blocks: Blocks, scale: float, lengths: tuple[int, ...],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """One call per sample, its keys cut to their length and its lists to the blocks left."""
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    slot = torch.arange(indices.shape[-1], device=q.device)
+    for b, length in enumerate(lengths):
+        one, here = slice(b, b + 1), slice(b % counts.shape[0], b % counts.shape[0] + 1)
+        if length == 0:
+            out[one], lse[one] = 0, -torch.inf
+            continue
+        inside = (slot < counts[here, ..., None]) & (indices[here] < -(-length // blocks.k))
+        kept = inside.sum(-1, dtype=torch.int32)
+        out[one], lse[one] = _sparse(
+            q[one], k[one, :, :length], v[one, :, :length], kept, indices[here], blocks, scale
+        )
+    return out, lse

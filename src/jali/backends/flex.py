@@ -1,0 +1,97 @@
+"""torch.nn.attention.flex_attention with a BlockMask: the fallback people already have."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from jali.backends.backend import Backend, Task, dtype_reasons
+from jali.layout import Blocks
+from jali.padding import KeyPadding
+from jali.plan import BlockPlan
+
+
+class Flex(Backend):
+    """Compiled once per shape; the first call of a shape takes some seconds."""
+
+    name: ClassVar[str] = "flex"
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {
+        torch.float32: 2e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2,
+    }  # fmt: skip
+
+    def why_not(self, task: Task) -> list[str]:
+        reasons = dtype_reasons(task)
+        if task.device.type != "cuda":
+            reasons.append("skips blocks on CUDA only; elsewhere it would compute all of them")
+        if importlib.util.find_spec("triton") is None:
+            reasons.append("triton is not installed: pip install 'jali[triton]'")
+        if not 16 <= task.head_dim <= 256:
+            reasons.append(f"needs a head dim of 16..256, got {task.head_dim}")
+        if task.ratios != (1,):
+            reasons.append("reads keys at full resolution only, this plan pools them")
+        if task.causal:
+            reasons.append("has no causal plans here")
+        if task.padding is not None:
+            reasons.append("has no key padding here")
+        return reasons
+
+    def preferred(self, task: Task) -> Blocks:  # noqa: ARG002
+        return Blocks(128, 128)
+
+    def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
+        """Its tiles of 128 × 128 (or smaller ones) must divide the blocks."""
+        return Blocks(_multiple_of_128(blocks.q), _multiple_of_128(blocks.k))
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
+        padding: KeyPadding | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        assert padding is None
+        mask = block_mask(plan, q.shape[0], q.shape[1])
+        out, lse = _compiled()(
+            q,
+            k,
+            v,
+            block_mask=mask,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+            return_lse=True,
+        )
+        return out, lse
+
+
+def block_mask(plan: BlockPlan, B: int, H: int) -> Any:
+    """The plan as a BlockMask whose blocks are all full: no mask function runs on any of them."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    listed = plan.lists[1]
+    counts = listed.counts.expand(B, H, -1).contiguous()
+    indices = listed.indices.expand(B, H, -1, -1).contiguous()
+    none = torch.zeros_like(counts)
+    return BlockMask.from_kv_blocks(
+        none,
+        torch.zeros_like(indices),
+        full_kv_num_blocks=counts,
+        full_kv_indices=indices,
+        BLOCK_SIZE=(plan.blocks.q, plan.blocks.k),
+        seq_lengths=(plan.layout.q.tokens, plan.layout.k.tokens),
+    )
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _multiple_of_128(size: int) -> int:
+    grown = size
+    while grown % 128:
+        grown += size
+    return grown

@@ -1,0 +1,66 @@
+"""jali's own Triton kernel: every plan, every NVIDIA GPU from Ampere on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from jali import kernels
+from jali.backends.backend import Backend, Task, dtype_reasons
+from jali.layout import Blocks
+from jali.padding import KeyPadding
+from jali.plan import BlockPlan
+
+
+class Triton(Backend):
+    """One online softmax over all levels; pooled keys are built on the way."""
+
+    name: ClassVar[str] = "triton"
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {
+        torch.float32: 2e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2,
+    }  # fmt: skip
+
+    def why_not(self, task: Task) -> list[str]:
+        reasons = [*kernels.why_unavailable(task.device), *dtype_reasons(task)]
+        if not 16 <= task.head_dim <= 256:
+            reasons.append(f"needs a head dim of 16..256, got {task.head_dim}")
+        if task.causal:
+            reasons.append("has no causal plans")
+        if task.padding == "mask":
+            reasons.append("knows key lengths, not key masks")
+        return reasons
+
+    def preferred(self, task: Task) -> Blocks:  # noqa: ARG002
+        return Blocks(128, 128)
+
+    def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
+        """Tiles are powers of two, at least 16 wide."""
+        return Blocks(_grown(blocks.q), _grown(blocks.k))
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
+        padding: KeyPadding | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        from jali.kernels.attention import block_sparse_attention
+
+        return block_sparse_attention(
+            q,
+            k,
+            v,
+            {ratio: (part.counts, part.indices) for ratio, part in plan.lists.items()},
+            plan.blocks.q,
+            plan.blocks.k,
+            scale,
+            None if padding is None else padding.length,
+        )
+
+
+def _grown(size: int) -> int:
+    """The smallest multiple of `size` that tiles of 16 divide."""
+    grown = size
+    while grown % 16:
+        grown += size
+    return grown
