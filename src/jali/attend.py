@@ -10,7 +10,8 @@ from torch import Tensor
 from jali import border
 from jali.backends import choose, dense
 from jali.grid import TokenGrid
-from jali.methods import Method, Query, make_method
+from jali.layout import block_layout
+from jali.methods import Dense, Method, Query, make_method
 from jali.plan import BlockPlan, full_plan
 from jali.site import Site
 
@@ -60,18 +61,12 @@ def attend(
         q, k, v, grid, key_grid, offset, scale, key_length, key_mask, causal, make_method(method)
     )
     q_grid, k_grid, offset, scale = call.q_grid, call.k_grid, call.offset, call.scale
-    active = call.method.active(site, q_grid.tokens)
-    if not active and not lse:
-        return Attended(dense.stock(q, k, v, scale, call.padding, causal))
-    chosen = choose(backend, call.task)
-    blocks = call.method.at(site).blocks(chosen.preferred(call.task))
-    if not active:
-        layout = border.dense_layout(call, chosen.preferred(call.task))
-        plan = full_plan(layout, causal)
-        out, sums = chosen.attend(q, k, v, plan, scale, call.padding)
-        return Attended(out, sums, backend=chosen.name)
+    if not call.method.active(site, q_grid.tokens):
+        return _dense(q, k, v, call, backend, causal, lse)
 
     method = call.method.at(site)
+    chosen = choose(backend, call.task)
+    blocks = method.blocks(chosen.preferred(call.task))
     layout = method.layout(q_grid, k_grid, offset, blocks, q.device)
     padding = call.padding and call.padding.arranged(layout.k)
     q, k, v = layout.q.arrange(q), layout.k.arrange(k), layout.k.arrange(v)
@@ -81,3 +76,20 @@ def attend(
     return Attended(
         layout.q.restore(out), layout.q.restore(sums), plan, executed, backend=chosen.name
     )
+
+
+def _dense(
+    q: Tensor, k: Tensor, v: Tensor, call: border.Call, backend: str, causal: bool, lse: bool
+) -> Attended:
+    """Everything, in the caller's own order. The method `dense` means the stock operation; the
+    dense calls of a sparse run take the fastest one."""
+    if lse:
+        chosen = choose(backend, call.full_task)
+        blocks = chosen.preferred(call.full_task)
+        layout = block_layout(call.q_grid, call.k_grid, None, blocks, call.offset, q.device)
+        out, sums = chosen.attend(q, k, v, full_plan(layout, causal), call.scale, call.padding)
+        return Attended(out, sums, backend=chosen.name)
+    if isinstance(call.method, Dense):
+        return Attended(dense.stock(q, k, v, call.scale, call.padding, causal))
+    out, name = dense.fastest(q, k, v, call.scale, call.full_task, call.padding, causal)
+    return Attended(out, backend=name)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from jali.backends import Task
 from jali.grid import TokenGrid
-from jali.layout import BlockLayout, Blocks, block_layout
 from jali.methods import Method
 from jali.padding import KeyPadding
 
@@ -27,6 +26,11 @@ class Call:
     scale: float
     padding: KeyPadding | None
     task: Task
+
+    @property
+    def full_task(self) -> Task:
+        """The same call, reading everything."""
+        return replace(self.task, ratios=(1,))
 
 
 def check(
@@ -133,13 +137,6 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number, got {scale!r}")
     return float(scale)
-
-
-def dense_layout(call: Call, blocks: Blocks) -> BlockLayout:
-    """The caller's own order, whatever the method."""
-    return block_layout(
-        call.q_grid, call.k_grid, blocks=blocks, offset=call.offset, device=call.task.device
-    )
 
 
 def _padding(

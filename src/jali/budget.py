@@ -61,6 +61,22 @@ def entropy_of(scores: Tensor, rows: Tensor | None = None) -> Tensor:
     return (entropy_bhm * weight).sum(-1) / weight.sum()
 
 
+def blocks_by_entropy(
+    scores: Tensor, budget: Budget, sharpness: float = 1.0, rows: Tensor | None = None
+) -> Tensor:
+    """Key blocks for each head, more where attention is spread. [B, H, M, N] -> int [B, H]."""
+    if scores.is_cuda and scores.dtype == torch.float32 and scores.shape[1] <= 128:
+        from jali import kernels
+
+        if kernels.available(scores.device):
+            from jali.kernels.selection import entropy_budgets
+
+            return entropy_budgets(
+                scores, budget.mean, budget.least, budget.ceiling, sharpness, rows
+            )
+    return share_blocks(entropy_of(scores, rows), budget, scores.shape[-1], sharpness)
+
+
 def shares_by_weight(weight: Tensor, mean: float, floor: float, ceiling: float) -> Tensor:
     """Shares proportional to `weight` [B, H] > 0, clipped to floor..ceiling, whose mean is `mean`.
 

@@ -101,7 +101,7 @@ class BlockPlan:
         """A list per ratio."""
         if self.given is not None:
             return self.given
-        return {ratio: list_blocks(self.levels == ratio) for ratio in self.ratios}
+        return {ratio: list_blocks(self.levels, ratio) for ratio in self.ratios}
 
     @functools.cached_property
     def cost(self) -> float:
@@ -196,8 +196,16 @@ def check_ratios(ratios: tuple[int, ...], blocks: Blocks) -> None:
         )
 
 
-def list_blocks(kept: Tensor) -> BlockList:
-    """bool [B|1, H|1, M, N] to ascending lists."""
+def list_blocks(levels: Tensor, ratio: int) -> BlockList:
+    """The blocks that uint8 levels [B|1, H|1, M, N] read at this ratio, ascending."""
+    if levels.is_cuda:
+        from jali import kernels
+
+        if kernels.available(levels.device):
+            from jali.kernels.selection import levels_to_lists
+
+            return BlockList(*levels_to_lists(levels, ratio))
+    kept = levels == ratio
     N = kept.shape[-1]
     column = torch.arange(N, dtype=torch.int32, device=kept.device)
     indices = torch.where(kept, column, N).sort(-1).values

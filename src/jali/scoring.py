@@ -1,11 +1,13 @@
 """How important a key block is to a query block, by four published estimates.
 
 All scores are fp32 (fp64 for fp64 input), [B, H, M, N], over real keys only. Work goes in chunks:
-nothing of size S × S, nor of size samples × S, is ever held at once.
+nothing of size S × S, nor of size samples × S, is ever held at once. On a GPU the fused kernels
+take over; the code here is what they are measured against.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -24,6 +26,22 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def fused(q: Tensor, padding: KeyPadding | None = None, causal: bool = False) -> bool:
+    """Whether the Triton kernels can do this."""
+    if not q.is_cuda or q.dtype == torch.float64 or causal or q.stride(-1) != 1:
+        return False
+    if padding is not None and padding.mask is not None:
+        return False
+    from jali import kernels
+
+    return kernels.available(q.device)
+
+
+def _length(padding: KeyPadding | None) -> Tensor | None:
+    return None if padding is None else padding.length
+
+
+@functools.lru_cache(maxsize=64)
 def sample_positions(tokens: int, block: int, per_block: int, device: torch.device) -> Tensor:
     """Evenly spread token indices of each block, int64 [blocks, per_block].
 
@@ -48,6 +66,11 @@ def sampled_scores(
 
     positions int64 [M, P]. Every row sums to 1 (to 0 where no key is real).
     """
+    if fused(q, padding, causal):
+        from jali.kernels import scores
+
+        q_block, k_block = layout.blocks.q, layout.blocks.k
+        return scores.sampled_scores(q, k, q_block, k_block, scale, positions, _length(padding))
     B, H, _, _ = q.shape
     M, P = positions.shape
     samples = wide(q[:, :, positions.flatten()]) * scale
@@ -90,6 +113,14 @@ def mean_scores(
     q: Tensor, k: Tensor, layout: BlockLayout, scale: float, padding: KeyPadding | None = None
 ) -> Tensor:
     """Scaled products of block means: rf_v2's representative tokens. −inf for padded blocks."""
+    if fused(q, padding):
+        from jali.kernels import scores
+
+        length = _length(padding)
+        q_mean = scores.block_means(q, layout.blocks.q)
+        k_mean = scores.block_means(k, layout.blocks.k, length)
+        k_block = None if length is None else layout.blocks.k
+        return scores.mean_scores(q_mean, k_mean, scale, length, k_block)
     valid = padding.valid(layout.k.tokens) if padding is not None else None
     q_mean = block_means(q, layout.blocks.q)
     k_mean = block_means(k, layout.blocks.k, valid)
@@ -115,6 +146,13 @@ def antidiagonal_scores(
     A short last query group repeats its last token. A key group with missing keys is averaged
     over its real ones and weighs by their number; `drop_tail` ignores the last group instead.
     """
+    if fused(q, padding, causal) and not drop_tail:
+        from jali.kernels import scores
+
+        q_block, k_block = layout.blocks.q, layout.blocks.k
+        return scores.antidiagonal_scores(
+            q, k, q_block, k_block, scale, stride, key_length=_length(padding)
+        )
     B, H, Sq, _ = q.shape
     g = stride
     last = torch.arange(0, -(-Sq // g) * g, device=q.device).clamp_max(Sq - 1)
@@ -160,6 +198,20 @@ def peak_scores(
     over the sampled keys; without it each row is only divided by its own peak, so that diffuse
     rows count as much as peaked ones (the surrogate of the original PSA).
     """
+    if fused(q, padding):
+        from jali.kernels import scores
+
+        return scores.sampled_peak_scores(
+            q,
+            k,
+            layout.blocks.q,
+            layout.blocks.k,
+            scale,
+            q_positions,
+            k_positions,
+            _length(padding),
+            normalised=normalised,
+        )
     B, H, _, _ = q.shape
     (M, P), (N, Q) = q_positions.shape, k_positions.shape
     queries = wide(q[:, :, q_positions.flatten()]) * scale

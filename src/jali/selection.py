@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from jali.layout import BlockLayout
-from jali.plan import BlockPlan
+from jali.plan import BlockList, BlockPlan
 
 
 def ranks(scores: Tensor, forced: Tensor | None = None) -> Tensor:
@@ -36,6 +38,8 @@ def keep_top(
     [M, N]) count inside it and displace the weakest; where they are more than `keep`, the row
     reads them all. `full_rows` (bool [M]) read everything. A causal plan reads nothing ahead.
     """
+    if _fused(scores) and not causal:
+        return _keep_top_fused(scores, keep, layout, forced, full_rows)
     if causal:
         forced = forced & layout.causal
         scores = scores.masked_fill(~layout.causal, -torch.inf)
@@ -45,6 +49,33 @@ def keep_top(
     if causal:
         kept = kept & layout.causal
     return BlockPlan(layout, (1,), map=kept.to(torch.uint8), causal=causal)
+
+
+def _fused(scores: Tensor) -> bool:
+    """Whether the Triton kernels can do this: they rank rows of up to 4,096 blocks."""
+    if not scores.is_cuda or scores.dtype != torch.float32 or scores.shape[-1] > 4096:
+        return False
+    from jali import kernels
+
+    return kernels.available(scores.device)
+
+
+def _keep_top_fused(
+    scores: Tensor,
+    keep: Tensor | int,
+    layout: BlockLayout,
+    forced: Tensor,
+    full_rows: Tensor | None,
+) -> BlockPlan:
+    from jali.kernels.selection import select_lists
+
+    B, H = scores.shape[:2]
+    if isinstance(keep, int):
+        keep = scores.new_full((B, H), keep, dtype=torch.int32)
+    else:
+        keep = keep.flatten(2).squeeze(-1).to(torch.int32)
+    counts, indices = select_lists(scores, keep, forced, full_rows)
+    return BlockPlan(layout, (1,), given={1: BlockList(counts, indices)})
 
 
 def _at_least_one(forced: Tensor, scores: Tensor) -> Tensor:
@@ -60,6 +91,13 @@ def count_to_reach(scores: Tensor, share: float, forced: Tensor | None = None) -
 
     Forced blocks come first, and their mass counts. Scores are masses: 0..1.
     """
+    if _fused(scores):
+        from jali.kernels.selection import cumulative_ends as ends
+
+        bound = scores.new_full((1,), share)
+        return 1 + ends(scores, bound, crossing=False, forced=forced).clamp_max(
+            scores.shape[-1] - 1
+        )
     ranked = scores if forced is None else torch.where(forced, scores + 2.0, scores)
     order = ranked.argsort(dim=-1, descending=True, stable=True)
     mass = scores.gather(-1, order).double().cumsum(-1)
@@ -68,13 +106,53 @@ def count_to_reach(scores: Tensor, share: float, forced: Tensor | None = None) -
     return 1 + (mass < share * total - 1e-9 * total).sum(-1, keepdim=True)
 
 
-def cumulative_ends(
-    scores: Tensor, rank: Tensor, bounds: tuple[float, ...], floor: float
+def pyramid_levels(
+    scores: Tensor,
+    layout: BlockLayout,
+    ratios: tuple[int, ...],
+    bounds: tuple[float, ...],
+    floor: float | None,
 ) -> Tensor:
+    """Rank blocks by score, forced ones first, and give each the ratio whose bound it lies before.
+
+    Bounds are shares of ranked blocks, or with a `floor` shares of cumulative score (see
+    `cumulative_ends`). Returns uint8 levels [B, H, M, N].
+    """
+    least = None if floor is None else min(layout.N, int(floor * layout.N) + 1)
+    if _fused(scores):
+        from jali.kernels import selection
+
+        if least is None:
+            ends = quantile_ends(layout.N, bounds, scores.device)
+        else:
+            at = _on_device(bounds, scores.device)
+            ends = selection.cumulative_ends(scores, at, least, forced=layout.forced)
+        return selection.select_levels(scores, ends, ratios, layout.forced)
+    rank = ranks(scores, layout.forced)
+    if least is None:
+        ends = quantile_ends(layout.N, bounds, scores.device)
+    else:
+        ends = cumulative_ends(scores, rank, bounds, least)
+    return levels_by_rank(rank, ends, ratios)
+
+
+@functools.lru_cache(maxsize=64)
+def quantile_ends(blocks: int, bounds: tuple[float, ...], device: torch.device) -> Tensor:
+    """How many ranked blocks lie before each bound: ⌊bound · blocks⌋. int32 [R]."""
+    ends = [int(blocks * bound + 1e-9) for bound in bounds]
+    return torch.tensor(ends, dtype=torch.int32, device=device)
+
+
+@functools.lru_cache(maxsize=64)
+def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def cumulative_ends(scores: Tensor, rank: Tensor, bounds: tuple[float, ...], least: int) -> Tensor:
     """How many ranked blocks lie before each bound on cumulative importance. int64 [B, H, M, R].
 
     The block that crosses a bound is included; a bound below the first block's importance is
-    empty. At least ⌊floor · N⌋ + 1 blocks lie before the first bound.
+    empty. At least `least` blocks lie before the first bound.
     """
     N = scores.shape[-1]
     ranked = torch.empty_like(scores).scatter_(-1, rank, scores).double()
@@ -84,7 +162,7 @@ def cumulative_ends(
     for bound in bounds:
         inside = (share <= bound + 1e-6).sum(-1)
         ends.append(torch.where(inside > 0, inside + 1, 0).clamp_max(N))
-    ends[0] = ends[0].clamp_min(min(N, int(floor * N) + 1))
+    ends[0] = ends[0].clamp_min(least)
     return torch.stack(ends, dim=-1).cummax(-1).values
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from jali.kernels.gather import gather_rows  # noqa: E402
+from jali.kernels.gather import gather_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from jali.kernels.score_tiles import Tile, fit, groups_of  # noqa: E402
-from jali.kernels.scores import (  # noqa: E402
+from jali.kernels.score_tiles import Tile, fit, groups_of
+from jali.kernels.scores import (
     antidiagonal_scores,
     block_means,
     mean_scores,
@@ -125,7 +122,7 @@ def test_block_means_and_mean_scores(padded: bool) -> None:
 def antidiagonal_reference(
     q: Tensor, k: Tensor, qb: int, kb: int, scale: float, limit: Tensor
 ) -> Tensor:
-    b, h, sq, _ = q.shape
+    h, sq = q.shape[1:3]
     sk = k.shape[2]
     k = expand(k, h)
     a, c = -(-sq // 8), -(-sk // 8)
@@ -234,8 +231,8 @@ def test_peak_scores_do_not_depend_on_the_tile() -> None:
 def test_heads_are_split_when_scratch_is_large() -> None:
     assert groups_of(12, 1) == [(0, 12)]
     parts = groups_of(12, 20 * 1024 * 1024)
-    assert parts[0][0] == 0 and parts[-1][1] == 12
-    assert all(stop == start for (_, stop), (start, _) in zip(parts, parts[1:], strict=False))
+    assert [h for start, stop in parts for h in range(start, stop)] == list(range(12))
+    assert len(parts) > 1
     assert groups_of(3, 10**12) == [(0, 1), (1, 2), (2, 3)]
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from jali.kernels.selection import (  # noqa: E402
+from jali.kernels.selection import (
     cumulative_ends,
     entropy_budgets,
     levels_to_lists,

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jali import kernels
 from jali.backends.backend import Backend, Task, dtype_reasons
 from jali.layout import Blocks
 from jali.padding import KeyPadding
@@ -24,6 +23,8 @@ class Triton(Backend):
     }  # fmt: skip
 
     def why_not(self, task: Task) -> list[str]:
+        from jali import kernels
+
         reasons = [*kernels.why_unavailable(task.device), *dtype_reasons(task)]
         if not 16 <= task.head_dim <= 256:
             reasons.append(f"needs a head dim of 16..256, got {task.head_dim}")

@@ -63,16 +63,16 @@ def make_scene(
     box = Box(*shape)
     kinds = [KINDS[i % len(KINDS)] for i in range(heads)]
     pairs = [_head(kind, box, head_dim, generator) for kind in kinds]
-    values = [_field(box, head_dim, generator) + _noise(box, head_dim, 0.5, generator) for _ in kinds]
+    values = [
+        _field(box, head_dim, generator) + _noise(box, head_dim, 0.5, generator) for _ in kinds
+    ]
     q, k = (torch.stack(part)[None] for part in zip(*pairs, strict=True))
     return Scene(
         TokenGrid((box,)), tuple(kind.name for kind in kinds), q, k, torch.stack(values)[None]
     )
 
 
-def _head(
-    kind: Kind, box: Box, head_dim: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _head(kind: Kind, box: Box, head_dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Queries and keys [S, D] whose scaled products are the kind's strengths at the best match."""
     content = head_dim // 4
     place = head_dim - content - 2

@@ -474,11 +474,11 @@ def block_sparse_attention(
 
     none3 = (0, 0, 0)
     counts, indices = lists.get(1, (None, None))
-    list_strides = none3 * 2
+    list_strides: tuple[int, ...] = none3 * 2
     if counts is not None and indices is not None:
         list_strides = broadcast_strides(counts) + broadcast_strides(indices)
     tiles = ids = pool_k = pool_v = bias = None
-    pool_strides = none3 * 3
+    pool_strides: tuple[int, ...] = none3 * 3
     if granules is not None and pyramid is not None:
         tiles, ids, pool_k, pool_v = granules.tiles, granules.ids, pyramid.k, pyramid.v
         bias = pyramid.bias

@@ -1,4 +1,4 @@
-"""Per-head budgets from the entropy of block scores, solved on the device in one program per batch."""
+"""Per-head budgets from the entropy of block scores, solved on the device, exactly."""
 
 from __future__ import annotations
 

@@ -151,9 +151,9 @@ def antidiagonal_scores(
 
     q [B,H,Sq,D], k [B,Hkv,Sk,D] (any strides, last dim contiguous). Tokens form groups of `stride`;
     the logit of groups (a, b) is scale times the mean over i of q[a, stride-1-i] . k[b, i]. A short
-    last query group repeats its last token; a short key group is averaged over its `c` real keys and
-    weighs c/stride. `q_block` and `k_block` are multiples of `stride`. Scratch is bounded: many heads
-    are scored in several launches. No host synchronisation.
+    last query group repeats its last token; a short key group is averaged over its `c` real keys
+    and weighs c/stride. `q_block` and `k_block` are multiples of `stride`. Scratch is bounded: many
+    heads are scored in several launches. No host synchronisation.
     """
     check_queries_keys(q, k)
     if stride < 1 or stride & (stride - 1) or q_block % stride or k_block % stride:

@@ -1,4 +1,4 @@
-"""Importance from sampled peaks: how close the best sampled pair of two blocks comes to its row's top.
+"""Importance from sampled peaks: how close the best pair of two blocks comes to its row's top.
 
 Sampled keys are gathered into a dense buffer, a matrix product with the sampled queries keeps only
 the maximum per (sampled query, key block), and a second kernel compares it with the row's statistic
@@ -227,7 +227,8 @@ def sampled_peak_scores(
     `k_positions` int [N,Pk] name the sampled tokens; -1 (keys only) means no sample, and keys at or
     beyond `key_length` int32 [B] are no samples either. With `normalised` a pair weighs its softmax
     probability over the sampled keys; without, exp(its best logit - the row's best logit). A key
-    block without a sample scores 0. No host synchronisation; scratch is bounded by several launches.
+    block without a sample scores 0. Scratch is bounded: many heads are scored in several launches.
+    No host synchronisation.
     """
     check_queries_keys(q, k)
     batch, heads, q_len, dim = q.shape

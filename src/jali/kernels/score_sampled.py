@@ -41,9 +41,11 @@ def _log_sums(logits, scale, GROUPS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.
     top = tl.where(top == _NEGATIVE, 0.0, top)
     weight = tl.exp2(logits * scale - top[:, None])
     if GROUPS == 1:
-        return (top + tl.log2(tl.sum(weight, 1)))[:, None]
-    sums = tl.sum(tl.reshape(weight, [ROWS, GROUPS, KEYS // GROUPS]), 2)
-    return top[:, None] + tl.log2(sums)
+        result = (top + tl.log2(tl.sum(weight, 1)))[:, None]
+    else:
+        sums = tl.sum(tl.reshape(weight, [ROWS, GROUPS, KEYS // GROUPS]), 2)
+        result = top[:, None] + tl.log2(sums)
+    return result
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """From scores to pyramid levels: each block gets the first ratio whose share of the ranks it is in.
 
-Only the few boundaries between levels matter, so each is found by exact selection; no row is sorted.
+Only the few boundaries between levels matter: each is found by exact selection, no row is sorted.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def cumulative_ends(
 ) -> Tensor:
     """How many of the best blocks hold each cumulative share of a row: int32 [B,H,M,R].
 
-    scores [B,H,M,N] non-negative; `bounds` fp32 [R] shares of the row's sum. An end is the number of
-    blocks, best first, whose running sum stays within the bound (plus 1e-6 of the row); with
+    scores [B,H,M,N] non-negative; `bounds` fp32 [R] shares of the row's sum. An end is the number
+    of blocks, best first, whose running sum stays within the bound (plus 1e-6 of the row); with
     `crossing` the block that crosses it belongs too, unless not even the best block fits. The first
     end is at least `least`; none exceeds N. `forced` bool/uint8 [M,N] blocks rank first.
     """

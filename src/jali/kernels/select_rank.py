@@ -24,7 +24,7 @@ def ordered_keys(score):
 
 @triton.jit
 def kth_key(key, k):
-    """The k-th largest key. Padding must be LOWEST and come last: it is then never counted first."""
+    """The k-th largest key (k >= 1). Padding must be LOWEST and come last, so it never wins."""
     cut = tl.where(tl.sum((key >= 0).to(tl.int32), 0) >= k, 0, LOWEST)
     for step in tl.range(0, 31):
         higher = cut + (1 << (30 - step))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from jali.budget import Budget, entropy_of, share_blocks
+from jali.budget import Budget, blocks_by_entropy
 from jali.layout import Blocks
 from jali.methods.method import Method, Query
 from jali.methods.sampling import jittered_positions
@@ -61,8 +61,8 @@ class Entropy(Method):
         )
         # Text rows read everything anyway: what they attend to must not move the budget.
         mixed = layout.has_text_rows and not layout.only_text_rows
-        entropy = entropy_of(scores, ~layout.text_rows if mixed else None)
-        keep = share_blocks(entropy, self.budget, layout.N, self.sharpness)
+        counted = ~layout.text_rows if mixed else None
+        keep = blocks_by_entropy(scores, self.budget, self.sharpness, counted)
         rows = layout.text_rows if layout.has_text_rows else None
         return keep_top(scores, keep[..., None, None], layout, layout.forced, rows, query.causal)
 

@@ -16,7 +16,7 @@ from jali.methods.sampling import jittered_positions
 from jali.order import Gilbert, Order
 from jali.plan import RATIOS, SKIP, BlockPlan, check_ratios
 from jali.scoring import key_similarity, peak_scores
-from jali.selection import cumulative_ends, levels_by_rank, ranks
+from jali.selection import pyramid_levels
 
 Range = tuple[float, float]
 Ranges = tuple[tuple[int, Range], ...]
@@ -96,7 +96,7 @@ class Psa(Method):
         return BlockPlan(layout, self.ratios, map=levels.to(torch.uint8))
 
     def _levels_by_importance(self, query: Query) -> Tensor:
-        layout, device = query.layout, query.q.device
+        layout = query.layout
         scores = peak_scores(
             query.q,
             query.k,
@@ -107,14 +107,11 @@ class Psa(Method):
             query.padding,
             normalised=self.importance == "softmax",
         )
-        rank = ranks(scores, layout.forced)
-        reading = [(ratio, high) for ratio, (_, high) in self.ranges.items() if ratio]
-        bounds = tuple(high for _, high in reading)
-        if self.mode == "topk":
-            ends = torch.tensor([int(layout.N * b + 1e-9) for b in bounds], device=device)
-        else:
-            ends = cumulative_ends(scores, rank, bounds, self.floor)
-        return levels_by_rank(rank, ends, tuple(ratio for ratio, _ in reading))
+        bounds = {ratio: high for ratio, (_, high) in self.ranges.items() if ratio}
+        if 1 not in bounds:  # the floor is a floor of ratio 1
+            bounds = {1: 0.0, **bounds}
+        floor = self.floor if self.mode == "thresholdbound" else None
+        return pyramid_levels(scores, layout, tuple(bounds), tuple(bounds.values()), floor)
 
     def _levels_by_step(self, query: Query) -> Tensor:
         at = query.site.step / query.site.steps

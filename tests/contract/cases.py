@@ -1,0 +1,130 @@
+"""What the contracts run over. A new method, backend or geometry joins by one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from jali import (
+    AdaBsa,
+    Box,
+    Budget,
+    Dense,
+    Entropy,
+    Gilbert,
+    Local,
+    Method,
+    Psa,
+    Random,
+    Raster,
+    RfV2,
+    Schedule,
+    Text,
+    Tiled,
+    TokenGrid,
+)
+from jali.backends import BACKENDS, Task
+
+# Small blocks, so that small inputs are really sparse.
+METHODS: dict[str, Method] = {
+    "dense": Dense(),
+    "entropy": Entropy(Budget(0.4), q_block=32, k_block=16),
+    "entropy_gilbert": Entropy(Budget(0.3), seed=3, q_block=32, k_block=16, order=Gilbert()),
+    "entropy_sharp": Entropy(Budget(0.25, 0.1, 0.6), sharpness=3.0, q_block=16, k_block=16),
+    "entropy_large": Entropy(Budget(0.5)),
+    "psa": Psa(q_block=32, k_block=16),
+    "psa_levels": Psa(
+        {1: (0, 0.2), 2: (0.2, 0.4), 4: (0.4, 0.6), 8: (0.6, 0.8), 0: (0.8, 1)},
+        q_block=32, k_block=16,
+    ),
+    "psa_threshold": Psa(
+        {1: (0, 0.5), 2: (0.5, 0.7), 8: (0.7, 0.9), 0: (0.9, 1)},
+        mode="thresholdbound", importance="surrogate", q_block=32, k_block=32, order=Raster(),
+    ),
+    "psa_similar": Psa(
+        {1: (0, 0.1), 8: (0.1, 0.9), 0: (0.9, 1)},
+        similarity=(0.1, 0.0, -0.1), q_block=32, k_block=16, order=Tiled((2, 4, 4)),
+    ),
+    "psa_step": Psa({4: (0, 0.5), 0: (0.5, 1)}, axis="step", q_block=16, k_block=16),
+    "rf_v2": RfV2(0.7, block_size=32, window=(2, 4, 4)),
+    "rf_v2_no_first": RfV2(0.8, block_size=16, window=(1, 4, 4), first_frame=False),
+    "rf_v2_first": RfV2(1.0, block_size=16, window=(2, 2, 4), first_frame=True),
+    "rf_v2_compat": RfV2(0.6, block_size=32, compat=True),
+    "ada_bsa": AdaBsa(0.6, block_size=16),
+    "ada_bsa_cdf": AdaBsa(0.2, 0.6, keep_sink=False, keep_recent=False, block_size=16),
+    "ada_bsa_compat": AdaBsa(0.5, 0.7, block_size=16, compat=True),
+    "random": Random(Budget(0.3), q_block=32, k_block=16),
+    "local": Local(Budget(0.3), q_block=32, k_block=16, window=(2, 4, 4)),
+    "schedule": Schedule(Entropy(Budget(0.4), q_block=32, k_block=16), min_tokens=2),
+}  # fmt: skip
+
+CAUSAL = [name for name, method in METHODS.items() if method.can_be_causal]
+CAUSAL = [name for name in CAUSAL if name != "ada_bsa_compat"]  # undefined there, and refused
+
+
+@dataclass(frozen=True)
+class Geometry:
+    q: TokenGrid
+    k: TokenGrid | None = None
+    offset: int | None = None
+    B: int = 1
+    H: int = 2
+    kv: int = 2
+
+    @property
+    def square(self) -> bool:
+        return self.k is None
+
+
+def _flat(n: int) -> TokenGrid:
+    return TokenGrid.flat(n)
+
+
+CACHE, CHUNK = TokenGrid.video(11, 10, 10), TokenGrid.video(3, 10, 10)
+GEOMETRIES: dict[str, Geometry] = {
+    "text_front": Geometry(TokenGrid.video(5, 9, 10, text=7)),
+    "text_back": Geometry(TokenGrid.video(5, 9, 10, text=7, text_side="back")),
+    "one": Geometry(TokenGrid.video(1, 1, 1)),
+    "only_text": Geometry(TokenGrid((Text(37),))),
+    "primes": Geometry(TokenGrid.video(3, 7, 11)),
+    "flat": Geometry(_flat(257)),
+    "several": Geometry(TokenGrid((Box(1, 6, 6), Text(5), Box(3, 5, 7), Text(3), Box(2, 3, 1)))),
+    "batch": Geometry(TokenGrid.video(3, 8, 9, text=2), B=3),
+    "gqa": Geometry(TokenGrid.video(4, 6, 8), B=2, H=6, kv=2),
+    "chunk_start": Geometry(CHUNK, CACHE, 0),
+    "chunk": Geometry(CHUNK, CACHE, 437),
+    "chunk_end": Geometry(CHUNK, CACHE, 800, B=2, H=4, kv=1),
+    "chunk_flat": Geometry(_flat(300), _flat(1100), 123),
+    "other_keys": Geometry(TokenGrid.video(2, 5, 7), TokenGrid.video(3, 6, 5, text=4)),
+    "few_keys": Geometry(TokenGrid.video(2, 9, 9), TokenGrid((Text(3),))),
+    "one_query": Geometry(_flat(1), _flat(300)),
+}
+
+
+def defined(method: str, geometry: Geometry) -> bool:
+    """compat only exists where the original is well defined."""
+    if method == "rf_v2_compat":
+        video = sum(s.tokens for s in geometry.q.segments if isinstance(s, Box))
+        aligned = video == geometry.q.tokens or video % 32 == 0
+        return geometry.square and geometry.H == geometry.kv and aligned
+    if method == "ada_bsa_compat":
+        return geometry.square
+    return True
+
+
+def _on_cpu(name: str) -> bool:
+    cpu = torch.device("cpu")
+    return not BACKENDS[name].why_not(Task(cpu, torch.float32, 64, 2, 2, 256, 256))
+
+
+# (device, backend): on the CPU those that run there, on CUDA all of them.
+PLACES = [
+    *(pytest.param("cpu", name, id=f"cpu-{name}") for name in BACKENDS if _on_cpu(name)),
+    *(
+        pytest.param("cuda", name, id=f"cuda-{name}", marks=pytest.mark.gpu)
+        for name in BACKENDS
+    ),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

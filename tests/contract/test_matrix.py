@@ -1,0 +1,274 @@
+"""Every method × every backend × odd geometries agrees with the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import CAUSAL, DEVICES, GEOMETRIES, METHODS, PLACES, Geometry, defined
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import relative, sdpa, tensors
+
+from jali import BlockPlan, Box, Site, Text, TokenGrid, attend
+from jali.attend import Attended
+from jali.backends import BACKENDS, Reference, choose
+from jali.border import check
+from jali.layout import block_layout
+from jali.padding import KeyPadding
+from jali.plan import full_plan
+
+LSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.2e-1}
+
+
+def executed(result: Attended, geometry: Geometry, device: str, causal: bool) -> BlockPlan:
+    if result.executed is not None:
+        return result.executed
+    layout = block_layout(geometry.q, geometry.k, offset=geometry.offset, device=device)
+    return full_plan(layout, causal)
+
+
+def agrees(
+    name: str,
+    geometry: Geometry,
+    backend: str,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    D: int = 16,
+    causal: bool = False,
+    key_length: list[int] | None = None,
+    key_mask: torch.Tensor | None = None,
+    seed: int = 0,
+    site: Site = Site(3, 10, 1, 2),  # noqa: B008
+    spread: float = 2.0,
+) -> Attended | None:
+    """Run one call and hold it against the fp64 reference on the same inputs and plan."""
+    q, k, v = tensors(
+        geometry.q, geometry.k, B=geometry.B, H=geometry.H, kv=geometry.kv, D=D, dtype=dtype,
+        device=device, seed=seed, spread=spread,
+    )  # fmt: skip
+    method = METHODS[name]
+    padded: dict[str, Any] = {"key_length": key_length, "key_mask": key_mask}
+    where: dict[str, Any] = {"grid": geometry.q, "key_grid": geometry.k, "offset": geometry.offset}
+    call = check(q, k, v, **where, scale=None, **padded, causal=causal, method=method)
+    reasons = BACKENDS[backend].why_not(call.task)
+    if reasons:  # a named backend never falls back
+        with pytest.raises(ValueError, match="cannot run this"):
+            choose(backend, call.task)
+        return None
+    result = attend(
+        q, k, v, method=method, site=site, backend=backend, causal=causal, lse=True, **where,
+        **padded,
+    )  # fmt: skip
+    assert result.out.shape == q.shape
+    assert result.out.dtype == dtype
+    assert result.backend == backend
+    plan = executed(result, geometry, device, causal)
+    layout = plan.layout
+    padding = call.padding
+    if padding is not None:
+        padding = KeyPadding(mask=layout.k.arrange(padding.valid(layout.k.tokens)))
+    wide = (layout.q.arrange(q), layout.k.arrange(k), layout.k.arrange(v))
+    out, lse = Reference().attend(*(x.double() for x in wide), plan, D**-0.5, padding)
+    out, lse = layout.q.restore(out), layout.q.restore(lse)
+    assert result.out.isfinite().all()
+    assert relative(result.out, out) <= BACKENDS[backend].tolerance[dtype]
+    assert result.lse is not None
+    torch.testing.assert_close(result.lse.cpu(), lse.cpu(), atol=LSE[dtype], rtol=1e-2)
+    assert (plan.levels != 0).any(-1).all()
+    return result
+
+
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_agrees_with_reference(method: str, geometry: str, device: str, backend: str) -> None:
+    if not defined(method, GEOMETRIES[geometry]):
+        pytest.skip("compat is undefined here")
+    agrees(method, GEOMETRIES[geometry], backend, device)
+
+
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("D", [16, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("method", ["entropy", "psa_levels", "rf_v2", "ada_bsa"])
+def test_head_dims_and_dtypes(
+    method: str, D: int, dtype: torch.dtype, device: str, backend: str
+) -> None:
+    agrees(method, GEOMETRIES["text_back"], backend, device, dtype, D, spread=1.0)
+
+
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_in_every_dtype(
+    method: str, dtype: torch.dtype, device: str, backend: str
+) -> None:
+    agrees(method, GEOMETRIES["primes"], backend, device, dtype, 32, spread=1.0)
+
+
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@pytest.mark.parametrize("geometry", ["batch", "several", "chunk_end", "other_keys"])
+@pytest.mark.parametrize("method", METHODS)
+def test_key_lengths(method: str, geometry: str, device: str, backend: str) -> None:
+    if "compat" in method:
+        pytest.skip("the original knows no padding")
+    shape = GEOMETRIES[geometry]
+    keys = (shape.k or shape.q).tokens
+    lengths = [keys - 3, 0, 21][: shape.B]
+    result = agrees(method, shape, backend, device, key_length=lengths)
+    if result is not None and 0 in lengths:
+        assert (result.out[1] == 0).all()
+        assert result.lse is not None
+        assert (result.lse[1] == -torch.inf).all()
+
+
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@pytest.mark.parametrize("geometry", ["batch", "gqa", "chunk_end"])
+@pytest.mark.parametrize("method", METHODS)
+def test_key_masks(method: str, geometry: str, device: str, backend: str) -> None:
+    if "compat" in method:
+        pytest.skip("the original knows no padding")
+    shape = GEOMETRIES[geometry]
+    keys = (shape.k or shape.q).tokens
+    make = torch.Generator().manual_seed(5)
+    mask = torch.rand(shape.B, keys, generator=make) < 0.7
+    mask[-1] = False
+    result = agrees(method, shape, backend, device, key_mask=mask.to(device))
+    if result is not None:
+        assert (result.out[-1] == 0).all()
+
+
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@pytest.mark.parametrize("geometry", ["text_front", "primes", "one", "gqa", "chunk", "chunk_flat"])
+@pytest.mark.parametrize("method", [m for m in CAUSAL if "gilbert" not in m])
+def test_causal(method: str, geometry: str, device: str, backend: str) -> None:
+    agrees(method, GEOMETRIES[geometry], backend, device, causal=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", [m for m in CAUSAL if "gilbert" not in m])
+def test_changing_the_future_changes_nothing_causal(method: str, device: str) -> None:
+    """Rows before a token must not depend on it. (Only v: the plan may look at q and k.)"""
+    q, k, v = tensors(200, device=device)
+    other = v.clone()
+    other[:, :, 100:] += 5
+    first, second = (
+        attend(q, k, x, method=METHODS[method], causal=True).out[:, :, :100] for x in (v, other)
+    )
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", METHODS)
+def test_auto_runs_everything(method: str, device: str) -> None:
+    q, k, v = tensors(GEOMETRIES["primes"].q, D=80, device=device)
+    result = attend(q, k, v, method=METHODS[method], grid=GEOMETRIES["primes"].q)
+    assert result.out.isfinite().all()
+
+
+SEGMENTS = st.one_of(
+    st.builds(Text, st.integers(1, 40)),
+    st.builds(Box, st.integers(1, 5), st.integers(1, 11), st.integers(1, 11)),
+)
+GRIDS = st.builds(lambda s: TokenGrid(tuple(s)), st.lists(SEGMENTS, min_size=1, max_size=4))
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> Geometry:
+    grid = draw(GRIDS)
+    kv = draw(st.sampled_from([1, 2]))
+    more = {"B": draw(st.integers(1, 3)), "H": kv * draw(st.integers(1, 3)), "kv": kv}
+    kind = draw(st.sampled_from(["square", "square", "chunk", "other"]))
+    if kind == "square":
+        return Geometry(grid, **more)
+    keys = draw(GRIDS)
+    if kind == "other":
+        return Geometry(grid, keys, None, **more)
+    before, after = draw(st.integers(0, 60)), draw(st.integers(0, 60))
+    parts = [Text(before)] * (before > 0) + [*grid.segments] + [Text(after)] * (after > 0)
+    return Geometry(grid, TokenGrid(tuple(parts)), before, **more)
+
+
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@pytest.mark.parametrize("method", METHODS)
+@given(geometry=geometries(), seed=st.integers(0, 99), data=st.data())
+def test_any_geometry(
+    method: str, device: str, backend: str, geometry: Geometry, seed: int, data: st.DataObject
+) -> None:
+    if not defined(method, geometry):
+        return
+    keys = (geometry.k or geometry.q).tokens
+    lengths = None
+    if "compat" not in method and data.draw(st.booleans()):
+        sizes = st.lists(st.integers(0, keys), min_size=geometry.B, max_size=geometry.B)
+        lengths = data.draw(sizes)
+    agrees(
+        method,
+        geometry,
+        backend,
+        device,
+        dtype=data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
+        D=data.draw(st.sampled_from([16, 24, 40])),
+        key_length=lengths,
+        seed=seed,
+        spread=1.0,
+    )
+
+
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_any_plan(device: str, backend: str, data: st.DataObject, seed: int) -> None:
+    """Backends promise every plan, not only those that methods make."""
+    sizes = st.integers(1, 90)
+    Sq, Sk = data.draw(sizes), data.draw(sizes)
+    causal = data.draw(st.booleans())
+    offset = None
+    if causal:
+        Sk = max(Sq, Sk)
+        offset = data.draw(st.integers(0, Sk - Sq))
+    q_block, k_block = data.draw(st.sampled_from([(16, 8), (8, 16), (32, 24), (5, 16)]))
+    from jali.layout import Blocks
+
+    layout = block_layout(
+        TokenGrid.flat(Sq), TokenGrid.flat(Sk), blocks=Blocks(q_block, k_block), offset=offset,
+        device=device,
+    )  # fmt: skip
+    make = torch.Generator().manual_seed(seed)
+    shape = (data.draw(st.sampled_from([1, 2])), data.draw(st.sampled_from([1, 4])))
+    levels = torch.tensor([0, 0, 1, 2, 4, 8])[
+        torch.randint(0, 6, (*shape, layout.M, layout.N), generator=make)
+    ]
+    levels[..., 0] = torch.where((levels == 0).all(-1), 1, levels[..., 0])
+    plan = BlockPlan.from_levels(levels, layout, causal)
+    q, k, v = tensors(Sq, Sk, B=2, H=4, kv=2, device=device, seed=seed)
+    from jali.backends import Task
+
+    task = Task(
+        q.device, q.dtype, q.shape[3], 4, 2, Sq, Sk, plan.ratios, None, causal
+    )  # fmt: skip
+    if BACKENDS[backend].why_not(task):
+        return
+    out, lse = BACKENDS[backend].attend(q, k, v, plan, 0.25)
+    wanted, sums = Reference().attend(q.double(), k.double(), v.double(), plan, 0.25)
+    assert relative(out, wanted) <= BACKENDS[backend].tolerance[q.dtype]
+    torch.testing.assert_close(lse, sums, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_full_plan_is_sdpa(device: str, backend: str, causal: bool) -> None:
+    """The reference itself is held against PyTorch."""
+    q, k, v = tensors(133, H=6, kv=2, device=device)
+    layout = block_layout(TokenGrid.flat(133), device=device)
+    task = check(q, k, v, None, None, None, None, None, None, causal, METHODS["dense"]).task
+    if BACKENDS[backend].why_not(task):
+        pytest.skip("; ".join(BACKENDS[backend].why_not(task)))
+    out, lse = BACKENDS[backend].attend(q, k, v, full_plan(layout, causal), 0.25)
+    assert relative(out, sdpa(q.double(), k.double(), v.double(), 0.25, is_causal=causal)) < 5e-6
+    logits = (q @ k.repeat_interleave(3, 1).mT * 0.25).float()
+    if causal:
+        ahead = torch.ones(133, 133, dtype=torch.bool, device=device).triu(1)
+        logits = logits.masked_fill(ahead, -torch.inf)
+    torch.testing.assert_close(lse, logits.logsumexp(-1), atol=1e-4, rtol=1e-4)
