@@ -53,7 +53,7 @@ def tokens(length: int, seed: int) -> Tensor:
     coarse = torch.randn(1, HEADS * DIM, length // 64 + 2, device="cuda", generator=g)
     smooth = torch.nn.functional.interpolate(coarse, length, mode="linear").transpose(1, 2)
     noise = torch.randn(1, length, HEADS * DIM, device="cuda", generator=g)
-    x = (1.3 * smooth + noise).to(torch.bfloat16)
+    x = (1.3 * smooth + noise).to(torch.bfloat16).contiguous()
     return x.view(1, length, HEADS, DIM).transpose(1, 2)
 
 

@@ -92,6 +92,7 @@ class BlockLayout:
     single_keys: Tensor
     mixed_keys: Tensor
     has_text_keys: bool
+    has_mixed_keys: bool
     has_text_rows: bool
     only_text_rows: bool
     device: torch.device = field(repr=False)
@@ -193,6 +194,7 @@ def _build(
         single_keys=on_device(keys.single),
         mixed_keys=on_device(keys.mixed),
         has_text_keys=bool(keys.text.any()),
+        has_mixed_keys=bool(keys.mixed.any()),
         has_text_rows=bool(rows.text.any()),
         only_text_rows=bool(rows.text.all()),
         device=device,

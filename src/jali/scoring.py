@@ -67,10 +67,12 @@ def sampled_scores(
     positions int64 [M, P]. Every row sums to 1 (to 0 where no key is real).
     """
     if fused(q, padding, causal):
-        from jali.kernels import scores
+        from jali.kernels import scores as fused_scores
 
         q_block, k_block = layout.blocks.q, layout.blocks.k
-        return scores.sampled_scores(q, k, q_block, k_block, scale, positions, _length(padding))
+        return fused_scores.sampled_scores(
+            q, k, q_block, k_block, scale, positions, _length(padding)
+        )
     B, H, _, _ = q.shape
     M, P = positions.shape
     samples = wide(q[:, :, positions.flatten()]) * scale
@@ -114,13 +116,13 @@ def mean_scores(
 ) -> Tensor:
     """Scaled products of block means: rf_v2's representative tokens. −inf for padded blocks."""
     if fused(q, padding):
-        from jali.kernels import scores
+        from jali.kernels import scores as fused_scores
 
         length = _length(padding)
-        q_mean = scores.block_means(q, layout.blocks.q)
-        k_mean = scores.block_means(k, layout.blocks.k, length)
+        q_mean = fused_scores.block_means(q, layout.blocks.q)
+        k_mean = fused_scores.block_means(k, layout.blocks.k, length)
         k_block = None if length is None else layout.blocks.k
-        return scores.mean_scores(q_mean, k_mean, scale, length, k_block)
+        return fused_scores.mean_scores(q_mean, k_mean, scale, length, k_block)
     valid = padding.valid(layout.k.tokens) if padding is not None else None
     q_mean = block_means(q, layout.blocks.q)
     k_mean = block_means(k, layout.blocks.k, valid)
@@ -147,10 +149,10 @@ def antidiagonal_scores(
     over its real ones and weighs by their number; `drop_tail` ignores the last group instead.
     """
     if fused(q, padding, causal) and not drop_tail:
-        from jali.kernels import scores
+        from jali.kernels import scores as fused_scores
 
         q_block, k_block = layout.blocks.q, layout.blocks.k
-        return scores.antidiagonal_scores(
+        return fused_scores.antidiagonal_scores(
             q, k, q_block, k_block, scale, stride, key_length=_length(padding)
         )
     B, H, Sq, _ = q.shape
@@ -199,9 +201,9 @@ def peak_scores(
     rows count as much as peaked ones (the surrogate of the original PSA).
     """
     if fused(q, padding):
-        from jali.kernels import scores
+        from jali.kernels import scores as fused_scores
 
-        return scores.sampled_peak_scores(
+        return fused_scores.sampled_peak_scores(
             q,
             k,
             layout.blocks.q,

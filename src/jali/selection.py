@@ -112,11 +112,13 @@ def pyramid_levels(
     ratios: tuple[int, ...],
     bounds: tuple[float, ...],
     floor: float | None,
+    cap: Tensor | None = None,
 ) -> Tensor:
     """Rank blocks by score, forced ones first, and give each the ratio whose bound it lies before.
 
     Bounds are shares of ranked blocks, or with a `floor` shares of cumulative score (see
-    `cumulative_ends`). Returns uint8 levels [B, H, M, N].
+    `cumulative_ends`). `cap` uint8 [B, H, N] is the coarsest ratio a key block may be read at.
+    Own and text blocks are read in full, and text reads everything. uint8 levels [B, H, M, N].
     """
     least = None if floor is None else min(layout.N, int(floor * layout.N) + 1)
     if _fused(scores):
@@ -127,13 +129,22 @@ def pyramid_levels(
         else:
             at = _on_device(bounds, scores.device)
             ends = selection.cumulative_ends(scores, at, least, forced=layout.forced)
-        return selection.select_levels(scores, ends, ratios, layout.forced)
+        rows = layout.text_rows if layout.has_text_rows else None
+        return selection.select_levels(scores, ends, ratios, layout.forced, rows, cap)
     rank = ranks(scores, layout.forced)
     if least is None:
         ends = quantile_ends(layout.N, bounds, scores.device)
     else:
         ends = cumulative_ends(scores, rank, bounds, least)
-    return levels_by_rank(rank, ends, ratios)
+    return protect(levels_by_rank(rank, ends, ratios), layout, cap)
+
+
+def protect(levels: Tensor, layout: BlockLayout, cap: Tensor | None) -> Tensor:
+    """Apply the cap; read own and text blocks in full; let text read everything."""
+    if cap is not None:
+        levels = torch.minimum(levels, cap[:, :, None])
+    full = layout.forced | layout.text_rows[:, None]
+    return torch.where(full, 1, levels).to(torch.uint8)
 
 
 @functools.lru_cache(maxsize=64)

@@ -187,7 +187,7 @@ def geometries(draw: st.DrawFn) -> Geometry:
     if kind == "other":
         return Geometry(grid, keys, None, **more)
     before, after = draw(st.integers(0, 60)), draw(st.integers(0, 60))
-    parts = [Text(before)] * (before > 0) + [*grid.segments] + [Text(after)] * (after > 0)
+    parts = [*map(Text, filter(None, [before])), *grid.segments, *map(Text, filter(None, [after]))]
     return Geometry(grid, TokenGrid(tuple(parts)), before, **more)
 
 

@@ -236,13 +236,17 @@ def test_a_ready_pyramid_is_used_as_it_is():
 
 
 def test_granules_fill_whole_tiles():
-    _, k, v = make_qkv(1, 1, 1, 1, 256, 16)
-    levels = torch.tensor([[[[2, 8, 8, 0]]]])
-    granules = pack_granules(make_lists(levels, (2, 8)), pool_pyramid(k, v, (2, 8)), 64, 64)
-    # 32 rows of ratio 2 and 2 x 8 rows of ratio 8: six granules of 8 rows, two empty ones.
-    assert granules.size == 8
-    assert granules.tiles.tolist() == [[[1]]]
-    assert granules.ids[0, 0, 0, :8].tolist() == [0, 1, 2, 3, 17, 18, 20, 20]
+    _, k, v = make_qkv(1, 1, 1, 1, 300, 16)
+    lists = make_lists(torch.tensor([[[[2, 8, 8, 2, 8]]]]), (2, 8))
+    packed = pack_granules(lists, pool_pyramid(k, v, (2, 8)), 64, 16, 300)
+    assert packed.size == 8
+    # Two blocks of 32 rows at ratio 2 are four tiles of 16 rows; two of 8 rows at ratio 8 are one;
+    # the last block, which holds 44 keys, is left for a mixed tile with an empty granule.
+    assert packed.ends.tolist() == [[[[4, 4, 5, 6]]]]
+    at8 = 512 // 2 // 8
+    empty = (512 // 2 + 512 // 8) // 8
+    ids = [0, 1, 2, 3, 12, 13, 14, 15, at8 + 1, at8 + 2, at8 + 4, empty]
+    assert packed.ids[0, 0, 0, : len(ids)].tolist() == ids
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)], ids=str)

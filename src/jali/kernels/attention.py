@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from jali.kernels.granules import Granules, broadcast_strides, pack_granules
+from jali.kernels.granules import Granules, broadcast_strides, count_below, pack_granules
 from jali.kernels.pooling import RATIOS, Pyramid, on_device, pool_pyramid
 
 _LOG2_E = math.log2(math.e)
@@ -55,9 +55,10 @@ def default_config(
     if capability[0] == 9:
         if width > 128:
             return Config(128, 64, 64, 8, 2, 2, tma=True)
-        stages = 2 if width == 128 else 3
         tile = min(64, k_block)
-        return Config(128, tile, 64, 8, stages, stages, tma=True, max_registers=128)
+        if width == 128:
+            return Config(128, tile, 32, 8, 2, 4, tma=True, max_registers=128)
+        return Config(128, tile, 64, 8, 3, 3, tma=True, max_registers=128)
     if capability[0] == 10:
         tile = 64 if width > 128 else min(128, k_block)
         return Config(128, tile, 64, 8, 2, 2, tma=True)
@@ -74,11 +75,14 @@ def _accumulate(acc, total, p, alpha, v, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _step(acc, total, top, q, k, v, scale, PRECISION: tl.constexpr):
-    """One tile of keys that all exist. `scale` > 0 is in log2 units and rides on the exponent."""
+def _step(acc, total, top, q, k, v, scale, weight, PRECISION: tl.constexpr):
+    """One tile of real keys, each standing for 2**weight; `scale` >= 0 is in log2 units.
+
+    Scale and weight ride on the exponent: one multiply-add per logit, and none for the maximum.
+    """
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    new_top = tl.maximum(top, tl.max(s, 1) * scale)
-    p = tl.exp2(s * scale - new_top[:, None])
+    new_top = tl.maximum(top, tl.max(s, 1) * scale + weight)
+    p = tl.exp2(s * scale - (new_top - weight)[:, None])
     acc, total = _accumulate(acc, total, p, tl.exp2(top - new_top), v, PRECISION)
     return acc, total, new_top
 
@@ -111,22 +115,11 @@ def _gather(base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr, 
 
 
 @triton.jit
-def _count_below(index, count, limit, BLOCK: tl.constexpr):
-    """How many of the first `count` entries are below `limit`."""
-    found = 0
-    for first in tl.range(0, count, BLOCK):
-        entry = first + tl.arange(0, BLOCK)
-        block = tl.load(index + entry, mask=entry < count, other=0x7FFFFFFF)
-        found += tl.sum((block < limit).to(tl.int32))
-    return found
-
-
-@triton.jit
 def _attention_kernel(
     Q, K, V, Q_DESC, K_DESC, V_DESC, OUT, LSE,
-    COUNT, INDEX, TILES, GRANULES, POOL_K, POOL_V, BIAS, LENGTH, HEAD_ORDER,
+    COUNT, INDEX, ENDS, GRANULES, POOL_K, POOL_V, BIAS, LENGTH, HEAD_ORDER,
     qb, qh, qs, kb, kh, ks, vb, vh, vs, ob, oh, os,
-    cb, ch, cm, ib, ih, im, tb, th, tm, gb, gh, gm, pb, ph, bb,
+    cb, ch, cm, ib, ih, im, eb, eh, em, gb, gh, gm, pb, ph, bb,
     q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, v_row_b, v_row_h, v_col_h,
     seq_q, seq_k, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -189,7 +182,7 @@ def _attention_kernel(
             real = count
         else:
             if HAS_LENGTH:
-                full = _count_below(index, count, whole, 1024)
+                full = count_below(index, count, whole, 1024)
             else:
                 last = tl.load(index + count - 1, mask=count > 0, other=0)
                 full = count - ((count > 0) & (last >= whole)).to(tl.int32)
@@ -236,7 +229,7 @@ def _attention_kernel(
                 bias = tl.where(row + offs_n < length, 0.0, float("-inf"))
                 acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
             else:
-                acc, total, top = _step(acc, total, top, q, k, v, scale, PRECISION)
+                acc, total, top = _step(acc, total, top, q, k, v, scale, 0.0, PRECISION)
 
         if not WARP_SPECIALIZE and (not EVEN or BLOCK_N > K_BLOCK):
             # At most max(2, K_BLOCK / BLOCK_N) tiles: what does not fill a tile, and the tail.
@@ -258,21 +251,31 @@ def _attention_kernel(
                 acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
 
     if HAS_POOLED:
-        tiles = tl.load(TILES + b * tb + h64 * th + m * tm)
+        ends = ENDS + b * eb + h64 * eh + m.to(tl.int64) * em
+        end2 = tl.load(ends)
+        end4 = tl.load(ends + 1)
+        end8 = tl.load(ends + 2)
         granules = GRANULES + b * gb + h64 * gh + m.to(tl.int64) * gm
         pool_k = POOL_K + b * pb + h_kv64 * ph
         pool_v = POOL_V + b * pb + h_kv64 * ph
-        bias_base = BIAS + b * bb
         offs_p = tl.arange(0, POOL_N)
         offs_g = offs_p // GRANULE
-        granule = tl.load(granules + offs_g, mask=(offs_p < POOL_N) & (tiles > 0), other=0)
-        for t in tl.range(0, tiles, num_stages=POOL_STAGES):
-            rows = granule * GRANULE + offs_p % GRANULE
-            more = (offs_p < POOL_N) & (t + 1 < tiles)
-            granule = tl.load(granules + (t + 1) * (POOL_N // GRANULE) + offs_g, mask=more, other=0)
+        ahead_g = tl.load(granules + offs_g, mask=(offs_p >= 0) & (end8 > 0), other=0)
+        for t in tl.range(0, end8, num_stages=POOL_STAGES):
+            rows = ahead_g * GRANULE + offs_p % GRANULE
+            following_g = granules + (t + 1) * (POOL_N // GRANULE) + offs_g
+            ahead_g = tl.load(following_g, mask=(offs_p >= 0) & (t + 1 < end8), other=0)
             k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D, WIDE)
             v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D, WIDE)
-            bias = tl.load(bias_base + rows)
+            weight = 1.0 + (t >= end2).to(tl.float32) + (t >= end4).to(tl.float32)
+            acc, total, top = _step(acc, total, top, q, k, v, scale, weight, PRECISION)
+
+        for t in tl.range(end8, tl.load(ends + 3), num_stages=1):
+            granule = tl.load(granules + t * (POOL_N // GRANULE) + offs_g)
+            rows = granule * GRANULE + offs_p % GRANULE
+            k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D, WIDE)
+            v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D, WIDE)
+            bias = tl.load(BIAS + b * bb + rows)
             acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
 
     empty = total == 0.0
@@ -470,20 +473,20 @@ def block_sparse_attention(
         if pyramid is None:
             pyramid = pool_pyramid(k, v, pooled, key_length)
         pyramid = replace(pyramid, starts={ratio: pyramid.starts[ratio] for ratio in pooled})
-        granules = pack_granules(lists, pyramid, k_block, cfg.pool_n)
+        granules = pack_granules(lists, pyramid, k_block, cfg.pool_n, seq_k, key_length)
 
     none3 = (0, 0, 0)
     counts, indices = lists.get(1, (None, None))
     list_strides: tuple[int, ...] = none3 * 2
     if counts is not None and indices is not None:
         list_strides = broadcast_strides(counts) + broadcast_strides(indices)
-    tiles = ids = pool_k = pool_v = bias = None
+    ends = ids = pool_k = pool_v = bias = None
     pool_strides: tuple[int, ...] = none3 * 3
     if granules is not None and pyramid is not None:
-        tiles, ids, pool_k, pool_v = granules.tiles, granules.ids, pyramid.k, pyramid.v
+        ends, ids, pool_k, pool_v = granules.ends, granules.ids, pyramid.k, pyramid.v
         bias = pyramid.bias
         bias_stride = 0 if bias.shape[0] == 1 else bias.stride(0)
-        pool_strides = broadcast_strides(tiles) + broadcast_strides(ids)
+        pool_strides = broadcast_strides(ends) + broadcast_strides(ids)
         pool_strides += (pool_k.stride(0), pool_k.stride(1), bias_stride)
 
     descriptors: tuple[TensorDescriptor | None, ...] = (None, None, None)
@@ -501,7 +504,7 @@ def block_sparse_attention(
     with on_device(q.device):
         _attention_kernel[(triton.cdiv(seq_q, cfg.block_m), heads, batch)](
             q, k, v, *descriptors, out, lse,
-            counts, indices, tiles, ids, pool_k, pool_v, bias, key_length, head_order,
+            counts, indices, ends, ids, pool_k, pool_v, bias, key_length, head_order,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
             *list_strides, *pool_strides, *view_strides,
             seq_q, seq_k, scale * _LOG2_E,

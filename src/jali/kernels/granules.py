@@ -1,8 +1,10 @@
-"""Packs the pooled blocks of all levels into one list of granules per query block.
+"""Packs the pooled blocks of all levels into key tiles, one list of granules per query block.
 
 A granule is the longest run of rows that every pooled block is a whole number of. A key tile of
-the attention kernel gathers as many granules as it holds, from whatever levels come next, so
-pooled blocks of 4 to 64 rows all fill whole tensor-core tiles.
+the attention kernel gathers as many granules as it holds, so pooled blocks of 4 to 64 rows all
+fill whole tensor-core tiles. Whole tiles of one level come first: their rows all stand for the
+same number of keys. What is left of each level, and the block that straddles the end of the keys,
+go into a few mixed tiles behind them.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ Lists = Mapping[int, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Granules:
-    """`tiles` int32 [B', H', M]: how many key tiles a query block's pooled blocks fill.
+    """`ids` int32 [B', H', M, W]: the granules of each query block's tiles, tile after tile.
 
-    `ids` int32 [B', H', M, W]: its granules; granule g is rows g*size .. g*size + size - 1 of the
-    Pyramid. The last tile is filled up with the empty granule. B' and H' are 1 where all lists are.
+    Granule g is rows g*size .. g*size + size - 1 of the Pyramid. `ends` int32 [B', H', M, 4]: the
+    tile behind the last one of ratio 2, 4, 8, and of the mixed tiles, which the empty granule
+    fills up. B' and H' are 1 where all lists have 1 there.
     """
 
-    tiles: Tensor
+    ends: Tensor
     ids: Tensor
     size: int
 
@@ -40,59 +43,104 @@ def granule_size(k_block: int, ratios: Mapping[int, object]) -> int:
 
 
 @triton.jit
-def _append(
-    IDS, COUNT, INDEX, at, start, limit, empty, PER_BLOCK: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Write the granules of one level's blocks from entry `at` on; returns the next free entry.
+def count_below(index, count, limit, BLOCK: tl.constexpr):
+    """How many of the first `count` entries of an ascending list are below `limit`."""
+    found = 0
+    for first in tl.range(0, count, BLOCK):
+        entry = first + tl.arange(0, BLOCK)
+        block = tl.load(index + entry, mask=entry < count, other=0x7FFFFFFF)
+        found += tl.sum((block < limit).to(tl.int32))
+    return found
 
-    A block that sticks out of its section (`limit` granules) has nothing real there: the empty
-    granule stands in for it.
+
+@triton.jit
+def _measure(COUNT, INDEX, whole, partial, PER_BLOCK: tl.constexpr, BLOCK: tl.constexpr):
+    """Granules in blocks whose keys are all real, and in those with any real key."""
+    count = tl.load(COUNT)
+    full = count_below(INDEX, count, whole, BLOCK)
+    straddling = tl.load(INDEX + full, mask=full < count, other=-1) == whole
+    real = full + (straddling & partial).to(tl.int32)
+    return full * PER_BLOCK, real * PER_BLOCK
+
+
+@triton.jit
+def _append(IDS, INDEX, total, at, split, mixed_at, start, limit, empty,
+            PER_BLOCK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Write one level's granules, the first `split` of them from `at` on, the rest at `mixed_at`.
+
+    A block may stick out of its section of `limit` granules, where nothing is real: the empty
+    granule stands in. Returns the next free place among the mixed ones.
     """
-    total = tl.load(COUNT) * PER_BLOCK
     for first in tl.range(0, total, BLOCK):
         entry = first + tl.arange(0, BLOCK)
         ok = entry < total
         block = tl.load(INDEX + entry // PER_BLOCK, mask=ok, other=0)
         granule = block * PER_BLOCK + entry % PER_BLOCK
         granule = tl.where(granule < limit, start + granule, empty)
-        tl.store(IDS + at + entry, granule, mask=ok)
-    return at + total
+        place = tl.where(entry < split, at + entry, mixed_at + entry - split)
+        tl.store(IDS + place, granule, mask=ok)
+    return mixed_at + total - split
 
 
 @triton.jit
 def _pack_kernel(
-    TILES, IDS,
+    ENDS, IDS, LENGTH,
     COUNT2, INDEX2, COUNT4, INDEX4, COUNT8, INDEX8,
     c2b, c2h, c2m, i2b, i2h, i2m, c4b, c4h, c4m, i4b, i4h, i4m, c8b, c8h, c8m, i8b, i8h, i8m,
-    start2, start4, start8, limit2, limit4, limit8, empty, width,
-    PER2: tl.constexpr, PER4: tl.constexpr, PER8: tl.constexpr,
-    PER_TILE: tl.constexpr, BLOCK: tl.constexpr,
+    start2, start4, start8, limit2, limit4, limit8, empty, width, seq,
+    K_BLOCK: tl.constexpr, PER2: tl.constexpr, PER4: tl.constexpr, PER8: tl.constexpr,
+    PER_TILE: tl.constexpr, HAS_LENGTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program writes the granules of one query block."""
     m = tl.program_id(0)
     h = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
     row = (b * tl.num_programs(1) + h) * tl.num_programs(0) + m
+    m64 = m.to(tl.int64)
     ids = IDS + row * width
-    at = 0
+    length = seq
+    if HAS_LENGTH:
+        length = tl.minimum(tl.load(LENGTH + b), seq)
+    whole = length // K_BLOCK
+    partial = length % K_BLOCK != 0
+
+    index2 = INDEX2 + b * i2b + h * i2h + m64 * i2m
+    index4 = INDEX4 + b * i4b + h * i4h + m64 * i4m
+    index8 = INDEX8 + b * i8b + h * i8h + m64 * i8m
+    end2 = 0
     if PER2 > 0:
-        count = COUNT2 + b * c2b + h * c2h + m * c2m
-        index = INDEX2 + b * i2b + h * i2h + m.to(tl.int64) * i2m
-        at = _append(ids, count, index, at, start2, limit2, empty, PER2, BLOCK)
+        count = COUNT2 + b * c2b + h * c2h + m64 * c2m
+        full2, real2 = _measure(count, index2, whole, partial, PER2, BLOCK)
+        end2 = full2 // PER_TILE
+    end4 = end2
     if PER4 > 0:
-        count = COUNT4 + b * c4b + h * c4h + m * c4m
-        index = INDEX4 + b * i4b + h * i4h + m.to(tl.int64) * i4m
-        at = _append(ids, count, index, at, start4, limit4, empty, PER4, BLOCK)
+        count = COUNT4 + b * c4b + h * c4h + m64 * c4m
+        full4, real4 = _measure(count, index4, whole, partial, PER4, BLOCK)
+        end4 = end2 + full4 // PER_TILE
+    end8 = end4
     if PER8 > 0:
-        count = COUNT8 + b * c8b + h * c8h + m * c8m
-        index = INDEX8 + b * i8b + h * i8h + m.to(tl.int64) * i8m
-        at = _append(ids, count, index, at, start8, limit8, empty, PER8, BLOCK)
-    tiles = tl.cdiv(at, PER_TILE)
+        count = COUNT8 + b * c8b + h * c8h + m64 * c8m
+        full8, real8 = _measure(count, index8, whole, partial, PER8, BLOCK)
+        end8 = end4 + full8 // PER_TILE
+
+    at = end8 * PER_TILE
+    if PER2 > 0:
+        at = _append(ids, index2, real2, 0, end2 * PER_TILE, at, start2, limit2, empty,
+                     PER2, BLOCK)  # fmt: skip
+    if PER4 > 0:
+        at = _append(ids, index4, real4, end2 * PER_TILE, (end4 - end2) * PER_TILE, at, start4,
+                     limit4, empty, PER4, BLOCK)  # fmt: skip
+    if PER8 > 0:
+        at = _append(ids, index8, real8, end4 * PER_TILE, (end8 - end4) * PER_TILE, at, start8,
+                     limit8, empty, PER8, BLOCK)  # fmt: skip
+    end = tl.cdiv(at, PER_TILE)
     rest = at + tl.arange(0, PER_TILE)
-    tl.store(
-        ids + rest, tl.zeros((PER_TILE,), dtype=tl.int32) + empty, mask=rest < tiles * PER_TILE
-    )
-    tl.store(TILES + row, tiles)
+    nothing = tl.zeros((PER_TILE,), dtype=tl.int32) + empty
+    tl.store(ids + rest, nothing, mask=rest < end * PER_TILE)
+    tl.store(ENDS + row * 4, end2)
+    tl.store(ENDS + row * 4 + 1, end4)
+    tl.store(ENDS + row * 4 + 2, end8)
+    tl.store(ENDS + row * 4 + 3, end)
 
 
 def broadcast_strides(x: Tensor) -> tuple[int, int, int]:
@@ -104,9 +152,17 @@ def broadcast_strides(x: Tensor) -> tuple[int, int, int]:
     )
 
 
-def pack_granules(lists: Lists, pyramid: Pyramid, k_block: int, tile: int) -> Granules:
+def pack_granules(
+    lists: Lists,
+    pyramid: Pyramid,
+    k_block: int,
+    tile: int,
+    seq: int,
+    key_length: Tensor | None = None,
+) -> Granules:
     """Pack the lists of the pooled ratios in `pyramid` for key tiles of `tile` rows.
 
+    `seq`, `key_length`: how many keys there are. Blocks without a real key are left out.
     The width of `ids` is the most the lists can hold, so nothing is read back from the device.
     """
     pooled = {ratio: lists[ratio] for ratio in sorted(pyramid.starts)}
@@ -120,7 +176,9 @@ def pack_granules(lists: Lists, pyramid: Pyramid, k_block: int, tile: int) -> Gr
     per_block = {ratio: k_block // (ratio * size) for ratio in pooled}
     width = sum(indices.shape[3] * per_block[ratio] for ratio, (_, indices) in pooled.items())
     width = triton.cdiv(width, per_tile) * per_tile
-    tiles = torch.empty(batch, heads, rows, dtype=torch.int32, device=device)
+    if key_length is not None:
+        batch = max(batch, key_length.shape[0])
+    ends = torch.empty(batch, heads, rows, 4, dtype=torch.int32, device=device)
     ids = torch.empty(batch, heads, rows, max(width, per_tile), dtype=torch.int32, device=device)
 
     tensors: list[Tensor] = []
@@ -131,11 +189,12 @@ def pack_granules(lists: Lists, pyramid: Pyramid, k_block: int, tile: int) -> Gr
         strides += [*broadcast_strides(counts), *broadcast_strides(indices)]
     with on_device(device):
         _pack_kernel[(rows, heads, batch)](
-            tiles, ids, *tensors, *strides,
+            ends, ids, key_length, *tensors, *strides,
             *(pyramid.starts.get(ratio, 0) // size for ratio in (2, 4, 8)),
             *(pyramid.section_rows(r) // size if r in pooled else 0 for r in (2, 4, 8)),
-            pyramid.empty_row // size, ids.shape[3],
-            *(per_block.get(ratio, 0) for ratio in (2, 4, 8)),
-            PER_TILE=per_tile, BLOCK=256, num_warps=2,
+            pyramid.empty_row // size, ids.shape[3], seq,
+            K_BLOCK=k_block, PER2=per_block.get(2, 0), PER4=per_block.get(4, 0),
+            PER8=per_block.get(8, 0), PER_TILE=per_tile, HAS_LENGTH=key_length is not None,
+            BLOCK=256, num_warps=2,
         )  # fmt: skip
-    return Granules(tiles, ids, size)
+    return Granules(ends, ids, size)

@@ -21,6 +21,7 @@ from .score_tiles import (
     check_queries_keys,
     fit,
     groups_of,
+    operand_bytes,
     padded_dim,
     positive_scale,
     power_of_two,
@@ -131,8 +132,7 @@ def antidiagonal_tile(q: Tensor, q_groups: int) -> Tile:
     tile = Tile(128, 256, 8, 3, depth) if q.element_size() == 2 else Tile(64, 64, 4, 2, depth)
     if q_groups < tile.rows:
         tile = Tile(max(16, power_of_two(q_groups)), 128, 4, tile.stages, depth)
-    row_bytes = depth * q.element_size()
-    return fit(tile, row_bytes, shared_bytes(q.device), resident=False)
+    return fit(tile, operand_bytes(q, depth), shared_bytes(q.device), resident=False)
 
 
 def antidiagonal_scores(

@@ -20,6 +20,7 @@ from .score_tiles import (
     check_queries_keys,
     fit,
     groups_of,
+    operand_bytes,
     padded_dim,
     positive_scale,
     power_of_two,
@@ -200,8 +201,8 @@ def _pool_peaks_kernel(
 
 def peak_tile(q: Tensor, rows: int, run: int) -> Tile:
     """The configuration used unless the caller names one."""
-    row_bytes = padded_dim(q.shape[3]) * q.element_size()
-    tile = Tile(128, 128, 4, 2) if q.element_size() == 2 else Tile(64, 64, 4, 2)
+    row_bytes = operand_bytes(q, padded_dim(q.shape[3]))
+    tile = Tile(128, 128, 4, 2) if q.element_size() == 2 else Tile(64, 32, 4, 2)
     if rows < tile.rows:
         tile = Tile(max(16, power_of_two(rows)), tile.keys, 4, tile.stages)
     least = max(16, run)  # a key block is pooled within one tile

@@ -21,6 +21,7 @@ from .score_tiles import (
     check_queries_keys,
     fit,
     groups_of,
+    operand_bytes,
     padded_dim,
     positive_scale,
     power_of_two,
@@ -128,8 +129,8 @@ def _sampled_lse_kernel(
 
 def sampled_tile(q: Tensor, rows: int) -> Tile:
     """The configuration used unless the caller names one."""
-    row_bytes = padded_dim(q.shape[3]) * q.element_size()
-    tile = Tile(128, 128, 8, 2) if q.element_size() == 2 else Tile(64, 64, 4, 2)
+    row_bytes = operand_bytes(q, padded_dim(q.shape[3]))
+    tile = Tile(128, 128, 8, 2) if q.element_size() == 2 else Tile(64, 32, 4, 2)
     if rows < tile.rows:
         tile = Tile(max(16, power_of_two(rows)), tile.keys, 4, tile.stages)
     return fit(tile, row_bytes, shared_bytes(q.device), resident=True)

@@ -67,6 +67,11 @@ def shared_bytes(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", _UNKNOWN_SHARED))
 
 
+def operand_bytes(x: Tensor, depth: int) -> int:
+    """Shared memory one operand row of `depth` elements takes; fp32 is split for accuracy."""
+    return depth * x.element_size() * (2 if x.dtype == torch.float32 else 1)
+
+
 def fit(tile: Tile, row_bytes: int, limit: int, *, resident: bool, least_keys: int = 16) -> Tile:
     """Shrink `tile` until its operands fit in `limit` bytes of shared memory.
 

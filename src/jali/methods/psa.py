@@ -16,7 +16,7 @@ from jali.methods.sampling import jittered_positions
 from jali.order import Gilbert, Order
 from jali.plan import RATIOS, SKIP, BlockPlan, check_ratios
 from jali.scoring import key_similarity, peak_scores
-from jali.selection import pyramid_levels
+from jali.selection import protect, pyramid_levels
 
 Range = tuple[float, float]
 Ranges = tuple[tuple[int, Range], ...]
@@ -81,21 +81,17 @@ class Psa(Method):
 
     def plan(self, query: Query) -> BlockPlan:
         layout = query.layout
+        cap = self._cap(query)
         if self.axis == "step":
-            levels = self._levels_by_step(query)
+            levels = protect(self._levels_by_step(query), layout, cap)
         else:
-            levels = self._levels_by_importance(query)
-        if self.similarity is not None:
-            levels = torch.minimum(levels, self._cap(query)[:, :, None])
-        # Own and text blocks are read in full; so is a block that mixes segments, if at all.
-        levels = torch.where((levels > 1) & layout.mixed_keys, 1, levels)
-        levels = torch.where(layout.forced | layout.text_rows[:, None], 1, levels)
-        if layout.offset is None:  # nothing is forced: make sure that every row reads something
+            levels = self._levels_by_importance(query, cap)
+        if layout.offset is None:  # no own blocks: make sure that every row reads something
             unread = (levels == SKIP).all(-1, keepdim=True)
             levels[..., :1] = torch.where(unread, 1, levels[..., :1])
-        return BlockPlan(layout, self.ratios, map=levels.to(torch.uint8))
+        return BlockPlan(layout, self.ratios, map=levels)
 
-    def _levels_by_importance(self, query: Query) -> Tensor:
+    def _levels_by_importance(self, query: Query, cap: Tensor | None) -> Tensor:
         layout = query.layout
         scores = peak_scores(
             query.q,
@@ -111,7 +107,7 @@ class Psa(Method):
         if 1 not in bounds:  # the floor is a floor of ratio 1
             bounds = {1: 0.0, **bounds}
         floor = self.floor if self.mode == "thresholdbound" else None
-        return pyramid_levels(scores, layout, tuple(bounds), tuple(bounds.values()), floor)
+        return pyramid_levels(scores, layout, tuple(bounds), tuple(bounds.values()), floor, cap)
 
     def _levels_by_step(self, query: Query) -> Tensor:
         at = query.site.step / query.site.steps
@@ -119,18 +115,22 @@ class Psa(Method):
         shape = (1, 1, query.layout.M, query.layout.N)
         return torch.full(shape, level, dtype=torch.uint8, device=query.q.device)
 
-    def _cap(self, query: Query) -> Tensor:
-        """The coarsest ratio at which neighbouring keys are still alike. uint8 [B, H, N]."""
-        assert self.similarity is not None
-        cap = None
-        for ratio, threshold in zip((2, 4, 8), self.similarity, strict=True):
-            if query.layout.blocks.k % ratio:
-                continue
-            alike = key_similarity(query.k, query.layout, ratio) > threshold
-            cap = torch.ones_like(alike, dtype=torch.uint8) if cap is None else cap
-            cap = torch.where(alike, ratio, cap)
-        assert cap is not None
-        return cap.repeat_interleave(query.q.shape[1] // query.k.shape[1], dim=1).to(torch.uint8)
+    def _cap(self, query: Query) -> Tensor | None:
+        """The coarsest ratio a key block may be read at: 1 where it mixes segments, and no coarser
+        than neighbouring keys are alike. uint8 [B, H, N]; None where nothing is capped."""
+        layout, heads = query.layout, query.q.shape[1]
+        cap = torch.full((layout.N,), max(RATIOS), dtype=torch.uint8, device=query.q.device)
+        if self.similarity is None and not layout.has_mixed_keys:
+            return None
+        if self.similarity is not None:
+            cap = torch.ones_like(cap)
+            for ratio, threshold in zip((2, 4, 8), self.similarity, strict=True):
+                if layout.blocks.k % ratio == 0:
+                    alike = key_similarity(query.k, layout, ratio) > threshold
+                    cap = torch.where(alike, ratio, cap)
+            cap = cap.repeat_interleave(heads // cap.shape[1], dim=1)
+        cap = torch.where(layout.mixed_keys, 1, cap).to(torch.uint8)
+        return cap.expand(query.q.shape[0], heads, layout.N)
 
     def _positions(self, tokens: int, block: int, query: Query) -> Tensor:
         count = max(1, block // self.PER_SAMPLE)

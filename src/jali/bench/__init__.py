@@ -1,0 +1,1 @@
+"""Measurements: every speed beside its error, every figure beside its baselines in the same run."""
