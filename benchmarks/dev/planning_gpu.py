@@ -244,7 +244,7 @@ def check_selection(length: int) -> None:
     keep = entropy_budgets(scores, 0.3, 0.05, 1.0, 1.0)
     forced = torch.rand(m, n, device="cuda", generator=g) < 0.01
     counts, indices = select_lists(scores, keep, forced)
-    ranked = torch.where(forced, 2.0, scores).sort(-1, descending=True, stable=True).indices
+    ranked = torch.where(forced, 2.0, scores).sort(dim=-1, descending=True, stable=True).indices
     k = torch.maximum(keep[:, :, None], forced.sum(-1))
     want = torch.zeros_like(scores, dtype=torch.bool)
     want.scatter_(3, ranked, torch.arange(n, device="cuda") < k[..., None])
@@ -263,7 +263,7 @@ def check_selection(length: int) -> None:
     }
     ends = torch.tensor([8, 20, 40, 100], dtype=torch.int32, device="cuda")
     levels = select_levels(scores, ends, (1, 2, 4, 8))
-    place = scores.sort(-1, descending=True, stable=True).indices.argsort(-1)
+    place = scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
     ratio = torch.zeros_like(levels)
     for r, end in zip((8, 4, 2, 1), (100, 40, 20, 8), strict=True):
         ratio[place < end] = r

@@ -57,7 +57,7 @@ def check(
         k_grid.check(Sk, "key_grid")
     elif Sk != Sq:
         k_grid = TokenGrid.flat(Sk)
-    if offset is not None and not 0 <= offset <= Sk - Sq:
+    if offset is not None and (not isinstance(offset, int) or not 0 <= offset <= Sk - Sq):
         raise ValueError(
             f"offset is the first query's place among {Sk} keys, so 0..{Sk - Sq} for {Sq} queries; "
             f"got {offset}"
@@ -67,9 +67,10 @@ def check(
             f"{method.name} cannot be causal: its blocks are not in sequence order; "
             f"use entropy, ada_bsa or dense"
         )
-    if causal and offset is None and Sk != Sq:
+    if causal and offset is None and k_grid not in (None, q_grid):
         raise ValueError(
-            f"a causal call with {Sq} queries and {Sk} keys needs offset=, the first query's place"
+            f"a causal call with {Sq} queries and {Sk} other keys needs offset=, the first query's "
+            f"place among them"
         )
     padding = _padding(key_length, key_mask, B, Sk, k.device)
     if causal and padding is not None:
@@ -149,6 +150,8 @@ def _padding(
     if length is not None and mask is not None:
         raise ValueError("give key_length or key_mask, not both")
     if mask is not None:
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"key_mask must be a bool tensor [{B}, {Sk}], got {mask!r}")
         if mask.dtype != torch.bool or tuple(mask.shape) != (B, Sk):
             raise ValueError(
                 f"key_mask must be bool [{B}, {Sk}] (True is real), "
@@ -158,11 +161,12 @@ def _padding(
     if length is None:
         return None
     known = None
-    if not isinstance(length, Tensor) or length.device.type == "cpu":
-        known = tuple(int(n) for n in length)
-        if len(known) != B or any(not 0 <= n <= Sk for n in known):
-            raise ValueError(f"key_length must be {B} lengths in 0..{Sk}, got {list(known)}")
-        length = torch.tensor(known)
-    if tuple(length.shape) != (B,) or length.dtype.is_floating_point:
+    if not isinstance(length, Tensor):
+        length = torch.as_tensor(length)
+    if tuple(length.shape) != (B,) or length.dtype.is_floating_point or length.dtype == torch.bool:
         raise ValueError(f"key_length must be {B} ints, got {length.dtype} {list(length.shape)}")
+    if length.device.type == "cpu":
+        known = tuple(length.tolist())
+        if any(not 0 <= n <= Sk for n in known):
+            raise ValueError(f"key_length must be {B} lengths in 0..{Sk}, got {list(known)}")
     return KeyPadding(length=length.to(device, torch.int32), host=known)

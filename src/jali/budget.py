@@ -30,8 +30,9 @@ class Budget:
     ceiling: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("mean", "ceiling", "least"):
-            check_share(name, getattr(self, name))
+        check_share("mean", self.mean)
+        check_share("floor", self.least)
+        check_share("ceiling", self.ceiling)
         if not self.least <= self.mean <= self.ceiling:
             raise ValueError(f"need floor <= mean <= ceiling, got {self}")
 
@@ -105,7 +106,9 @@ def share_blocks(entropy: Tensor, budget: Budget, blocks: int, sharpness: float 
     mean = total / (blocks * heads)
     floor = min(max(budget.least, 1 / blocks), mean)
     ceiling = max(budget.ceiling, mean)
-    weight = (entropy.double().clamp(0, 1) + 1e-6) ** sharpness
+    entropy = entropy.double().clamp(0, 1) + 1e-6
+    # Only ratios of weights matter. Relative to the largest one a steep power stays finite.
+    weight = (entropy / entropy.amax(-1, keepdim=True)).pow(sharpness).clamp_min(1e-100)
     exact = shares_by_weight(weight, mean, floor, ceiling) * blocks
     whole = (exact + 1e-6).floor().clamp(1, blocks)
     spare = total - whole.sum(-1, keepdim=True)

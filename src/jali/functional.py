@@ -171,7 +171,8 @@ def _check_options(
     if layout not in LAYOUTS:
         raise ValueError(f"input_layout must be 'BNSD' or 'BSND', got {layout!r}")
     if sparse_type not in SPARSE_TYPES:
-        raise ValueError(f"unknown sparse_type {sparse_type!r}{near(sparse_type, SPARSE_TYPES)}")
+        known = ["None", *SPARSE_TYPES[1:]]
+        raise ValueError(f"unknown sparse_type {sparse_type!r}{near(str(sparse_type), known)}")
     if inner_precise not in (0, 1):
         raise ValueError(
             f"inner_precise must be 0 or 1 (both use an fp32 softmax), got {inner_precise}"

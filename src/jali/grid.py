@@ -60,6 +60,7 @@ class TokenGrid:
     segments: tuple[Segment, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "segments", tuple(self.segments))  # a list cannot be remembered
         if not self.segments:
             raise ValueError("a TokenGrid needs at least one segment")
         for segment in self.segments:
@@ -96,7 +97,7 @@ class TokenGrid:
         """Accept a grid as it is, or a (frames, height, width) triple."""
         if isinstance(shape, TokenGrid):
             return shape
-        if not isinstance(shape, Sequence) or len(shape) != 3:
+        if isinstance(shape, str) or not isinstance(shape, Sequence) or len(shape) != 3:
             raise ValueError(
                 f"a grid is a TokenGrid or a (frames, height, width) triple, got {shape!r}"
             )

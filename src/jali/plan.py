@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,13 +64,12 @@ class BlockPlan:
     @classmethod
     def from_levels(cls, levels: Tensor, layout: BlockLayout, causal: bool = False) -> BlockPlan:
         """A plan made by hand, fully checked (this waits for the device)."""
-        levels = levels.to(torch.uint8)
-        found = sorted(int(x) for x in levels.unique())
+        found = sorted(levels.unique().tolist())  # before the cast: uint8 would wrap 257 to 1
         unknown = [x for x in found if x not in (SKIP, *RATIOS)]
         if unknown:
             raise ValueError(f"levels are 0, 1, 2, 4 or 8, got {unknown}")
-        ratios = tuple(x for x in found if x != SKIP) or (1,)
-        plan = cls(layout, ratios, map=levels.to(layout.device), causal=causal)
+        ratios = tuple(int(x) for x in found if x != SKIP) or (1,)
+        plan = cls(layout, ratios, map=levels.to(layout.device, torch.uint8), causal=causal)
         if bool((plan.levels == SKIP).all(-1).any()):
             raise ValueError("every query block must read at least one key block; some read none")
         return plan
@@ -128,19 +128,26 @@ class BlockPlan:
         return float((self.levels != SKIP).float().mean())
 
     def coarsen(self, blocks: Blocks) -> BlockPlan:
-        """The same plan on larger blocks: a large block is read as finely as its finest part."""
+        """The same plan on other blocks: each is read as finely as its finest part.
+
+        Larger blocks read more than was asked, smaller ones that divide these exactly as much.
+        """
         if blocks == self.blocks:
             return self
-        if blocks.q % self.blocks.q or blocks.k % self.blocks.k:
-            raise ValueError(f"cannot coarsen {self.blocks} blocks to {blocks}: not multiples")
         layout = self.layout.with_blocks(blocks)
+        # Through the largest blocks that divide both: cutting is exact, joining takes the minimum.
+        q, k = math.gcd(blocks.q, self.blocks.q), math.gcd(blocks.k, self.blocks.k)
         skip = 255  # larger than every ratio, so the minimum is the finest
         levels = torch.where(self.levels == SKIP, skip, self.levels)
-        rows, keys = blocks.q // self.blocks.q, blocks.k // self.blocks.k
-        pad = (0, layout.N * keys - self.layout.N, 0, layout.M * rows - self.layout.M)
-        levels = F.pad(levels, pad, value=skip)
-        levels = levels.unflatten(-1, (layout.N, keys)).amin(-1)
-        levels = levels.unflatten(-2, (layout.M, rows)).amin(-2)
+        for dim, old, part, new, size, tokens in (
+            (2, self.blocks.q, q, blocks.q, layout.M, layout.q.tokens),
+            (3, self.blocks.k, k, blocks.k, layout.N, layout.k.tokens),
+        ):
+            levels = levels.repeat_interleave(old // part, dim=dim)
+            levels = levels.narrow(dim, 0, -(-tokens // part))
+            missing = size * (new // part) - levels.shape[dim]
+            pad = (0, missing) if dim == 3 else (0, 0, 0, missing)
+            levels = F.pad(levels, pad, value=skip).unflatten(dim, (size, -1)).amin(dim + 1)
         levels = torch.where(levels == skip, SKIP, levels)
         return BlockPlan(layout, self.ratios, map=levels.to(torch.uint8), causal=self.causal)
 
@@ -179,10 +186,11 @@ class BlockPlan:
 
     def _work(self, batch: int, head: int | None) -> Tensor:
         """Work per block pair of one head, or the mean over heads. fp32 [M, N] on the host."""
-        levels = self.levels[min(batch, self.levels.shape[0] - 1)].float()
+        levels = self.levels[batch].float()
         work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
-        chosen = work.mean(0) if head is None else work[min(head, len(work) - 1)]
-        return chosen.cpu()
+        if head is None:
+            return work.mean(0).cpu()
+        return work[head if len(work) > 1 else 0].cpu()  # one plan may serve all heads
 
 
 def check_ratios(ratios: tuple[int, ...], blocks: Blocks) -> None:

@@ -16,7 +16,11 @@ from jali.kernels.granules import pack_granules
 from jali.kernels.pooling import pool_pyramid
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2.5e-2}
+TOLERANCE = {
+    torch.float32: 2e-5 if DEVICE == "cpu" else 2e-4,
+    torch.float16: 4e-3,
+    torch.bfloat16: 2.5e-2,
+}
 Lists = dict[int, tuple[Tensor, Tensor]]
 
 
@@ -110,8 +114,8 @@ SUBSETS = [s for n in range(1, 5) for s in itertools.combinations((1, 2, 4, 8), 
 
 @pytest.mark.parametrize("ratios", SUBSETS, ids=str)
 def test_all_level_subsets(ratios):
-    q, k, v = make_qkv(1, 2, 2, 150, 333, 16)
-    levels = make_levels((1, 2, 3, 6), ratios, seed=len(ratios))
+    q, k, v = make_qkv(1, 1, 1, 70, 333, 16)
+    levels = make_levels((1, 1, 2, 6), ratios, seed=len(ratios))
     check(q, k, v, levels, ratios, 64, 64)
 
 
@@ -127,9 +131,9 @@ def test_blocks(q_block, k_block):
 @pytest.mark.parametrize("seq", [1, 63, 64, 127, 129, 256])
 @pytest.mark.parametrize("ratios", [(1,), (1, 4)], ids=str)
 def test_ragged_lengths(seq, ratios):
-    q, k, v = make_qkv(1, 2, 2, seq, seq, 32)
+    q, k, v = make_qkv(1, 1, 1, seq, seq, 32)
     n = blocks(seq, 64)
-    check(q, k, v, make_levels((1, 2, n, n), ratios, skip=False), ratios, 64, 64)
+    check(q, k, v, make_levels((1, 1, n, n), ratios, skip=False), ratios, 64, 64)
 
 
 @pytest.mark.parametrize("dim", [16, 64, 80, 96, 128])
@@ -142,21 +146,21 @@ def test_head_dims(dim):
 @pytest.mark.parametrize("block_n", [32, 64, 128])
 def test_key_lengths(ratios, block_n):
     lengths = [0, 77, 260]
-    q, k, v = make_qkv(3, 2, 1, 100, 260, 16)
-    levels = make_levels((3, 2, 2, 5), ratios, seed=3)
+    q, k, v = make_qkv(3, 1, 1, 50, 260, 16)
+    levels = make_levels((3, 1, 1, 5), ratios, seed=3, skip=False)
     check(q, k, v, levels, ratios, 64, 64, lengths, config=Config(block_n=block_n))
 
 
-@pytest.mark.parametrize("heads_kv", [1, 2, 6])
+@pytest.mark.parametrize("heads_kv", [1, 2])
 def test_gqa_rectangular(heads_kv):
-    q, k, v = make_qkv(2, 6, heads_kv, 70, 300, 32)
-    check(q, k, v, make_levels((2, 6, 1, 5), (1, 4)), (1, 4), 128, 64)
+    q, k, v = make_qkv(1, 4, heads_kv, 70, 300, 32)
+    check(q, k, v, make_levels((1, 4, 1, 5), (1, 4)), (1, 4), 128, 64)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 3)], ids=str)
 def test_broadcast_lists(shape):
-    q, k, v = make_qkv(2, 3, 3, 128, 160, 16)
-    check(q, k, v, make_levels((*shape, 2, 3), (1, 2)), (1, 2), 64, 64)
+    q, k, v = make_qkv(2, 3, 3, 60, 160, 16)
+    check(q, k, v, make_levels((*shape, 1, 3), (1, 2)), (1, 2), 64, 64)
 
 
 def test_lists_may_broadcast_differently():
@@ -185,8 +189,8 @@ def test_rows_that_read_nothing(ratios):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("order", ["bshd", "bhsd"])
 def test_dtypes_and_memory_order(dtype, order):
-    q, k, v = make_qkv(2, 2, 2, 100, 140, 64, dtype, order)
-    check(q, k, v, make_levels((2, 2, 1, 3), (1, 2), skip=False), (1, 2), 128, 64)
+    q, k, v = make_qkv(2, 2, 2, 100, 140, 32, dtype, order)
+    check(q, k, v, make_levels((1, 1, 1, 3), (1, 2), skip=False), (1, 2), 128, 64)
     out, _ = block_sparse_attention(
         q, k, v, make_lists(torch.ones(1, 1, 1, 3), (1,)), 128, 64, 0.125
     )
@@ -197,9 +201,15 @@ def test_dtypes_and_memory_order(dtype, order):
 @pytest.mark.parametrize("order", ["bshd", "bhsd"])
 @pytest.mark.parametrize("block_n", [32, 64])
 def test_tensor_descriptors(order, block_n):
-    q, k, v = make_qkv(2, 4, 2, 200, 200, 64, torch.float16, order)
+    q, k, v = make_qkv(2, 2, 1, 100, 200, 64, torch.float16, order)
     config = Config(64, block_n, 32, 4, tma=True)
-    check(q, k, v, make_levels((2, 4, 2, 4), (1, 2)), (1, 2), 128, 64, config=config)
+    check(q, k, v, make_levels((2, 2, 1, 4), (1, 2)), (1, 2), 128, 64, config=config)
+
+
+def test_warp_specialised_loop_masks_the_tail():
+    q, k, v = make_qkv(1, 2, 2, 200, 200, 64, torch.float16)
+    config = Config(128, 64, 64, 4, tma=True, warp_specialize=True)
+    check(q, k, v, make_levels((1, 2, 2, 4), (1,), skip=False), (1,), 128, 64, config=config)
 
 
 @pytest.mark.parametrize("pool_n", [32, 64, 128])

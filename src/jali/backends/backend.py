@@ -50,7 +50,7 @@ class Backend(abc.ABC):
         """The blocks it likes best."""
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
-        """The smallest blocks it can run that these can be coarsened to."""
+        """Blocks it can run, as near to these as it gets; the plan is coarsened to them."""
         return blocks
 
     @abc.abstractmethod
@@ -73,3 +73,8 @@ def dtype_reasons(task: Task, known: tuple[torch.dtype, ...] = FLOATS) -> list[s
         return []
     names = ", ".join(str(d).removeprefix("torch.") for d in known)
     return [f"needs {names}, the tensors are {str(task.dtype).removeprefix('torch.')}"]
+
+
+def contiguous_rows(x: Tensor) -> Tensor:
+    """Kernels read whole rows; any other strides they take as they are."""
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from jali.backends.backend import Backend, Task, dtype_reasons
+from jali.backends.backend import Backend, Task, contiguous_rows, dtype_reasons
 from jali.layout import Blocks
 from jali.padding import KeyPadding
 from jali.plan import BlockPlan
@@ -53,17 +53,17 @@ class Fa4(Backend):
         return Blocks(384 if narrow else 256, 128)
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:
-        """Hopper: 64 rows or more, and 64 or 128 keys. Blackwell: multiples of 256 and 128."""
-        if _generation(task.device) == 9:
-            rows, keys = 64, 128 if blocks.k % 128 == 0 or blocks.k > 64 else 64
-        else:
-            rows, keys = 256, 128
-        return Blocks(_multiple(blocks.q, rows), _multiple(blocks.k, keys))
+        """Hopper: multiples of 64 rows, and 16..128 keys in steps of 16. Blackwell: 256, 128."""
+        if _generation(task.device) != 9:
+            return Blocks(-(-blocks.q // 256) * 256, 128)
+        keys = blocks.k if blocks.k % 16 == 0 and blocks.k <= 128 else 128
+        return Blocks(-(-blocks.q // 64) * 64, keys)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
         padding: KeyPadding | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        q, k, v = (contiguous_rows(x) for x in (q, k, v))
         listed = plan.lists[1]
         counts, indices = listed.counts, listed.indices
         if padding is None:
@@ -74,6 +74,7 @@ class Fa4(Backend):
 
 def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Full attention by the same package. [B, H, S, D] views in and out."""
+    q, k, v = (contiguous_rows(x) for x in (q, k, v))
     out, _ = _flash().flash_attn_func(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), softmax_scale=scale
     )
@@ -113,14 +114,6 @@ def _flash() -> Any:
 
 def _generation(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
-
-
-def _multiple(size: int, unit: int) -> int:
-    """The smallest multiple of `size` that is a multiple of `unit`."""
-    grown = size
-    while grown % unit:
-        grown += size
-    return grown
 
 
 @functools.lru_cache(maxsize=64)

@@ -45,7 +45,7 @@ class Flex(Backend):
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
         """Its tiles of 128 × 128 (or smaller ones) must divide the blocks."""
-        return Blocks(_multiple_of_128(blocks.q), _multiple_of_128(blocks.k))
+        return Blocks(-(-blocks.q // 128) * 128, -(-blocks.k // 128) * 128)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
@@ -88,10 +88,3 @@ def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)
-
-
-def _multiple_of_128(size: int) -> int:
-    grown = size
-    while grown % 128:
-        grown += size
-    return grown

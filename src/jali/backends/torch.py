@@ -69,6 +69,8 @@ class Torch(Backend):
                 if plan.causal:
                     assert plan.layout.offset is not None
                     assert place is not None
+                    # A short last group ends with the keys.
+                    place = place.clamp_max(plan.layout.k.tokens - 1)
                     ahead = place[:, None] > part[:, :, None] + plan.layout.offset
                     logits.masked_fill_(ahead, -torch.inf)
                 out_part, lse_part = _softmax_times(logits, values)
@@ -137,9 +139,7 @@ class _Level:
         listed = torch.arange(most, device=m.device) < count[:, None]
         bias = None
         if self.log_count is not None:
-            bias = self.log_count[batch % self.log_count.shape[0], :][
-                torch.arange(len(m), device=m.device)[:, None], chosen
-            ].to(dtype)
+            bias = self.log_count[batch[:, None] % self.log_count.shape[0], chosen].to(dtype)
         if int(count.min()) < most:
             bias = keys.new_zeros(*chosen.shape, rows) if bias is None else bias
             bias = bias.masked_fill(~listed[..., None], -torch.inf)

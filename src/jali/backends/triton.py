@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jali.backends.backend import Backend, Task, dtype_reasons
+from jali.backends.backend import Backend, Task, contiguous_rows, dtype_reasons
 from jali.layout import Blocks
 from jali.padding import KeyPadding
 from jali.plan import BlockPlan
@@ -38,8 +38,8 @@ class Triton(Backend):
         return Blocks(128, 128)
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
-        """Tiles are powers of two, at least 16 wide."""
-        return Blocks(_grown(blocks.q), _grown(blocks.k))
+        """Multiples of 16: the narrowest tile of a tensor core."""
+        return Blocks(-(-blocks.q // 16) * 16, -(-blocks.k // 16) * 16)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
@@ -47,6 +47,7 @@ class Triton(Backend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         from jali.kernels.attention import block_sparse_attention
 
+        q, k, v = (contiguous_rows(x) for x in (q, k, v))
         return block_sparse_attention(
             q,
             k,
@@ -57,11 +58,3 @@ class Triton(Backend):
             scale,
             None if padding is None else padding.length,
         )
-
-
-def _grown(size: int) -> int:
-    """The smallest multiple of `size` that tiles of 16 divide."""
-    grown = size
-    while grown % 16:
-        grown += size
-    return grown

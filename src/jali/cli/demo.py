@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jali.plan import BlockPlan
 
 FULL = (10, 24, 40)
-QUICK = (6, 16, 32)
+QUICK = (6, 20, 40)
 
 
 def demo(
@@ -22,9 +22,7 @@ def demo(
         float, typer.Option(help="Share of dense attention's work to ask for, above 0 up to 1.")
     ] = 0.25,
     seed: Annotated[int, typer.Option(help="Decides the made-up tensors.")] = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A third of the tokens: a few seconds.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Half the tokens, timed once.")] = False,
     output_dir: Annotated[
         Path, typer.Option(help="Where pictures, table.json and index.html go.")
     ] = Path("outputs/demo"),
@@ -55,11 +53,10 @@ def demo(
         return
     _print_table(found)
     _say(found.plans["entropy"].show(head=0, width=72))
-    _say(
-        f"Written to {output_dir}: {', '.join(drawn)}"
-        if drawn
-        else f"Written to {output_dir}: table.json (pictures need pip install 'jali[report]')"
-    )
+    if drawn:
+        _say(f"Open {output_dir / 'index.html'}; beside it: {', '.join(drawn)}")
+    else:
+        _say(f"Written: {output_dir / 'table.json'} (pictures need pip install 'jali[report]')")
 
 
 def _refuse(sentence: str) -> NoReturn:
@@ -121,16 +118,16 @@ def _draw(folder: Path, scene: Scene, found: Comparison) -> list[str]:
         return []
     from jali.demo import page, picture
 
-    names = [*_plan_pictures(folder, found.plans), "heads.png", "footprint.png", "index.html"]
+    names = [*_plan_pictures(folder, found.plans), "heads.png", "footprint.png"]
     maps = picture.maps_figure(found.plans, scene.kinds)
     (folder / "heads.png").write_bytes(page.png(maps))
-    local = found.plans["rf_v2"]
-    # A row from the middle: the first ones may be protected and would show everything as read.
-    seen = picture.heads_figure(local, range(len(scene.kinds)), scene.kinds, local.layout.M // 2)
+    pyramid = found.plans["psa"]
+    middle = pyramid.layout.M // 2
+    seen = picture.heads_figure(pyramid, range(len(scene.kinds)), scene.kinds, middle)
     (folder / "footprint.png").write_bytes(page.png(seen))
     captions = {
-        "What every head keeps, by method (across: keys, down: queries)": maps,
-        "What one query block reads under rf_v2, on the frames (its own tokens outlined)": seen,
+        "What every head keeps, by method: darker is read more finely": maps,
+        "What one query block reads under psa, on the frames (its own tokens outlined)": seen,
     }
     (folder / "index.html").write_text(page.render(scene, found, captions), encoding="utf-8")
     return ["table.json", *names]

@@ -26,10 +26,10 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(
-    epilog="Examples:  [bold]jali demo[/]   ·   [bold]jali demo --quick --budget 0.2[/]   ·   "
-    "[bold]jali demo --json > table.json[/]"
-)
+EXAMPLES = ("jali demo", "jali demo --quick --budget 0.2", "jali demo --json > table.json")
+
+
+@app.callback(epilog="\n\n".join(["Examples:", *EXAMPLES]))
 def main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version.")

@@ -1,4 +1,4 @@
-"""The tensor-level demonstration: a made-up layer of attention, and what every method makes of it."""
+"""The tensor-level demonstration: a made-up layer, and what every method makes of it."""
 
 from jali.demo.compare import Comparison, Row, compare
 from jali.demo.scene import KINDS, Scene, make_scene

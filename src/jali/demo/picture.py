@@ -56,7 +56,7 @@ def heads_figure(
         read, own = footprint(plan, head, query)
         for i, frame in enumerate(shown):
             axes = grid[i + 1, column]
-            axes.imshow(read[frame], vmin=0, vmax=1.25, cmap=SHADE, aspect="auto")
+            _shade(axes, read[frame])
             if own[frame].any():
                 axes.contour(own[frame], levels=[0.5], colors=QUERY, linewidths=1.2)
             _bare(axes)
@@ -100,8 +100,12 @@ def _figure(width: float, height: float) -> Figure:
 def _block_map(axes: Any, plan: BlockPlan, head: int) -> None:
     levels = plan.levels[0, head % plan.levels.shape[1]].cpu()
     work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
-    axes.imshow(work, vmin=0, vmax=1.25, cmap=SHADE, aspect="auto", interpolation="nearest")
+    _shade(axes, work.numpy())
     _bare(axes)
+
+
+def _shade(axes: Any, work: np.ndarray) -> None:
+    axes.imshow(work, vmin=0, vmax=1.25, cmap=SHADE, aspect="auto", interpolation="nearest")
 
 
 def _bare(axes: Any) -> None:

@@ -51,7 +51,8 @@ def default_config(
     """
     width = triton.next_power_of_2(head_dim)
     if itemsize == 4:
-        return Config(64, 32, 32, 4, 2 if width <= 64 else 1, 1)
+        tile = 32 if width <= 128 else 16
+        return Config(64 if width <= 64 else tile, tile, tile, 4, 1, 1)
     if capability[0] == 9:
         if width > 128:
             return Config(128, 64, 64, 8, 2, 2, tma=True)

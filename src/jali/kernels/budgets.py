@@ -47,7 +47,7 @@ def row_entropy(scores: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["total", "floor", "ceiling", "sharpness"])
+@triton.jit(do_not_specialize=["heads", "m", "n", "total", "floor", "ceiling", "sharpness"])
 def _budget_kernel(
     entropy,  # fp32 [B, H, m]
     rows,  # uint8 [m] or unused

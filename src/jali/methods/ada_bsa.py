@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from jali.budget import blocks_for, check_share
@@ -67,9 +68,14 @@ class AdaBsa(Method):
         forced[:, 0] |= self.keep_sink
         forced[:, -1] |= self.keep_recent
         keep: Tensor | int = blocks_for(1 - self.sparsity, layout.N)
+        if query.causal:
+            # What lies ahead is no part of a row: neither of its share nor of what is forced.
+            forced &= layout.causal
+            visible = layout.causal.sum(-1, keepdim=True)
+            keep = (visible.double() * (1 - self.sparsity - 1e-9)).ceil().long()
         if self.cdf_threshold < 1:
             reached = count_to_reach(scores, self.cdf_threshold, forced)
-            keep = reached.clamp_max(keep)
+            keep = reached.clamp_max(keep) if isinstance(keep, int) else reached.minimum(keep)
         rows = layout.text_rows if layout.has_text_rows else None
         return keep_top(scores, keep, layout, forced, rows, query.causal)
 
@@ -80,12 +86,19 @@ class AdaBsa(Method):
                 "depends on its device's tiling; use compat=False"
             )
         layout = query.layout
+        if query.padding is not None or layout.q_grid != layout.k_grid:
+            raise ValueError(
+                "compat=True is undefined for ada_bsa with padded keys or with other keys than "
+                "the queries' own: the original sizes everything by q; use compat=False"
+            )
         n = layout.N
-        per_row = self.block_size // self.STRIDE  # the original's rows sum to 16, not to 1
-        scores = per_row * antidiagonal_scores(
-            query.q, query.k, layout, query.scale, stride=self.STRIDE, drop_tail=True
+        # The original fills the last query group with zeros, and a row sums to its groups, not 1.
+        q = F.pad(query.q, (0, 0, 0, -layout.q.tokens % self.STRIDE))
+        groups = torch.full((n, 1), self.block_size // self.STRIDE, device=q.device)
+        groups[-1] = q.shape[2] // self.STRIDE - (n - 1) * (self.block_size // self.STRIDE)
+        x = groups * antidiagonal_scores(
+            q, query.k, layout, query.scale, stride=self.STRIDE, drop_tail=True
         )
-        x = scores.clone()
         x[..., n - 1] = 0
         if self.keep_sink:
             x[..., 0] = 0

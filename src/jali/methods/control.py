@@ -15,8 +15,8 @@ from torch import Tensor
 from jali.budget import Budget, blocks_for
 from jali.grid import Box, TokenGrid
 from jali.layout import BlockLayout, Blocks
-from jali.methods.method import Method, Query
-from jali.order import Order, Raster, Tiled
+from jali.methods.method import Method, Query, check_count
+from jali.order import Index, Order, Raster, Tiled
 from jali.plan import BlockPlan
 from jali.selection import keep_top
 
@@ -30,6 +30,10 @@ class _Control(Method):
     budget: Budget = field(default_factory=Budget)
     q_block: int | None = None
     k_block: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("q_block", "k_block"):
+            check_count(name, getattr(self, name))
 
     @property
     def ratios(self) -> tuple[int, ...]:
@@ -82,6 +86,7 @@ class Local(_Control):
     name: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "window", Tiled(self.window).window)
 
     @property
@@ -101,8 +106,9 @@ def _nearness(layout: BlockLayout, window: tuple[int, int, int]) -> Tensor:
     else:
         queries = keys[layout.offset : layout.offset + layout.q.tokens]
     size = np.array([1e-6, *window])  # another box is farther than any distance inside one
-    q_middle = _middles(queries, layout.q.index, layout.blocks.q) / size
-    k_middle = _middles(keys, layout.k.index, layout.blocks.k) / size
+    order = layout.order  # asked again: the layout's own copy lies on the device
+    q_middle = _middles(queries, order.positions(layout.q_grid), layout.blocks.q) / size
+    k_middle = _middles(keys, order.positions(layout.k_grid), layout.blocks.k) / size
     distance = np.abs(q_middle[:, None] - k_middle[None]).max(-1)
     return torch.from_numpy(-distance).float()[None, None].to(layout.device)
 
@@ -117,9 +123,9 @@ def _coordinates(grid: TokenGrid) -> Places:
     return np.concatenate(parts)
 
 
-def _middles(tokens: Places, index: Tensor | None, block: int) -> Places:
+def _middles(tokens: Places, index: Index | None, block: int) -> Places:
     if index is not None:
-        tokens = tokens[index.cpu().numpy()]
+        tokens = tokens[index]
     starts = np.arange(0, len(tokens), block)
     size = np.diff(np.append(starts, len(tokens)))
     return np.asarray(np.add.reduceat(tokens, starts, axis=0) / size[:, None])

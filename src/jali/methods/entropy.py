@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from jali.budget import Budget, blocks_by_entropy
 from jali.layout import Blocks
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, check_count
 from jali.methods.sampling import jittered_positions
 from jali.order import Order, Raster
 from jali.plan import BlockPlan
@@ -35,13 +36,15 @@ class Entropy(Method):
     order: Order = field(default_factory=Raster)
 
     name: ClassVar[str] = "entropy"
-    can_be_causal: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
-        if not self.sharpness >= 0:
-            raise ValueError(f"sharpness must be >= 0, got {self.sharpness}")
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1 per query block, got {self.samples}")
+        if not 0 <= self.sharpness < math.inf:
+            raise ValueError(f"sharpness must be a finite number >= 0, got {self.sharpness}")
+        for name in ("samples", "q_block", "k_block"):
+            check_count(name, getattr(self, name))
+
+    @property
+    def can_be_causal(self) -> bool:  # type: ignore[override]
+        return isinstance(self.order, Raster)
 
     @property
     def ratios(self) -> tuple[int, ...]:

@@ -30,6 +30,16 @@ class Query:
     causal: bool = False
 
 
+def check_count(name: str, value: int | None, least: int = 1) -> None:
+    """A count is an int, at least `least`; None means that it is left to others."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
 class Method(abc.ABC):
     """A method *is* its configuration. Deterministic in its inputs; never reads v, never waits."""
 

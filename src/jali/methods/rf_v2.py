@@ -64,7 +64,7 @@ class RfV2(Method):
     ) -> BlockLayout:
         order = self.token_order
         if self.compat:
-            self._check_compat(q_grid, blocks.k)
+            self._check_compat(q_grid, k_grid, blocks.k)
             if any(isinstance(s, Box) and min(s.height, s.width) < 8 for s in q_grid.segments):
                 order = Raster()  # the original cannot run these; there are no windows to make
         return block_layout(q_grid, k_grid, order, blocks, offset, device)
@@ -83,6 +83,11 @@ class RfV2(Method):
 
     def _plan_compat(self, query: Query) -> BlockPlan:
         layout, dtype = query.layout, query.q.dtype
+        if query.padding is not None or query.q.shape[1] != query.k.shape[1]:
+            raise ValueError(
+                f"compat=True is undefined for padded keys and for {query.q.shape[1]} query heads "
+                f"on {query.k.shape[1]} key heads: the original knows neither; use compat=False"
+            )
         # Rounded to the input's precision at every stage, as there: ties are part of the result.
         q_mean = block_means(query.q, layout.blocks.q).to(dtype)
         k_mean = block_means(query.k, layout.blocks.k).to(dtype)
@@ -95,7 +100,12 @@ class RfV2(Method):
         return BlockPlan(layout, (1,), map=kept.to(torch.uint8))
 
     @staticmethod
-    def _check_compat(grid: TokenGrid, block: int) -> None:
+    def _check_compat(grid: TokenGrid, k_grid: TokenGrid | None, block: int) -> None:
+        if k_grid is not None and k_grid != grid:
+            raise ValueError(
+                f"compat=True is undefined for keys {k_grid} of queries {grid}: the original "
+                f"only knows one sequence; use compat=False"
+            )
         video = sum(s.tokens for s in grid.segments if isinstance(s, Box))
         if video != grid.tokens and video % block:
             raise ValueError(

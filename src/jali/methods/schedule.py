@@ -11,7 +11,7 @@ import torch
 from jali.budget import check_share
 from jali.grid import TokenGrid
 from jali.layout import BlockLayout, Blocks
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, check_count
 from jali.order import Order
 from jali.plan import BlockPlan
 from jali.site import Site
@@ -44,10 +44,12 @@ class Schedule(Method):
                 check_share(name, value)
             elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name} is a count >= 0 or a share in [0, 1], got {value!r}")
-        if self.min_tokens < 0:
-            raise ValueError(f"min_tokens must be >= 0, got {self.min_tokens}")
+        check_count("min_tokens", self.min_tokens, least=0)
         for name in ("dense_layers", "budgets"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        for layer in self.dense_layers:
+            if isinstance(layer, bool) or not isinstance(layer, int):
+                raise TypeError(f"dense_layers are ints (-1 is the last layer), got {layer!r}")
         for budget in self.budgets:
             check_share("every one of budgets", budget)
             self.inner.with_budget(budget)
@@ -57,7 +59,7 @@ class Schedule(Method):
             tokens >= self.min_tokens
             and site.step >= _count(self.dense_steps, site.steps)
             and site.step < site.steps - _count(self.dense_last_steps, site.steps)
-            and site.layer not in {n % site.layers for n in self.dense_layers}
+            and not {site.layer, site.layer - site.layers} & set(self.dense_layers)
             and self.inner.active(site, tokens)
         )
 

@@ -1,0 +1,71 @@
+# The two commands a newcomer needs are `make demo` and `make test`; both build their own .venv.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-for-jali
+EXTRAS := dev,report,triton,docs
+WORKERS ?= 2
+# One thread for each worker: two workers with two threads each fight over two cores.
+PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+
+# Every folder with tests is a suite of its own; files that lie directly in tests/ are another one.
+SUITES := $(sort $(patsubst %/,%,$(dir $(wildcard tests/test_*.py tests/*/test_*.py))))
+
+.PHONY: demo test test-full lint format docs tables clean install
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       what every method makes of one layer of attention"
+	@echo "make test       lint, types and tests, each suite with its time"
+	@echo "make test-full  the same with the slow cases"
+	@echo "make lint       ruff and mypy"
+	@echo "make format     let ruff rewrite"
+	@echo "make docs       the pages, into site/"
+	@echo "make tables     README and docs tables from benchmarks/results"
+	@echo "make clean      remove what was built (the .venv too)"
+
+install: $(STAMP)
+
+# torch comes first and alone: its exact pin finds the small CPU build where there is one.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "jali needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+	       "run e.g.: make PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing (a few minutes the first time)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check \
+	  "$$(grep '^torch==' constraints.txt)" 2> >(grep -v '^WARNING' >&2)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check \
+	  -c constraints.txt -e '.[$(EXTRAS)]' 2> >(grep -v '^WARNING' >&2)
+	@touch $@
+
+# Threads that sleep while they wait keep the demonstration quick on a busy machine too.
+demo: $(STAMP)
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/jali demo
+
+lint: $(STAMP)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+test: MARK := not gpu and not slow
+test-full: MARK := not gpu
+test test-full: $(STAMP)
+	@BIN=$(BIN) MARK='$(MARK)' SUITES='$(SUITES)' PYTEST='$(PYTEST)' bash .ci/suites
+
+docs: $(STAMP)
+	@$(BIN)/python benchmarks/tables.py --check
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
+tables: $(STAMP)
+	@$(BIN)/python benchmarks/tables.py
+
+clean:
+	rm -rf $(VENV) site outputs build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
