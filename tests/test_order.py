@@ -65,8 +65,8 @@ def test_whole_windows_are_boxes(
     assert (inside // (shape[1] * shape[2]) < t).all()
     assert (inside // shape[2] % shape[1] < h).all()
     assert (inside % shape[2] < w).all()
-    # Strips are tiled too: no block is a thin line through the whole video.
-    assert np.mean(volumes) < 200
+    # Strips are tiled too: no block is a thin line through a whole frame.
+    assert np.mean(volumes) < 260
 
 
 def test_windows_follow_raster_order_inside_and_outside() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from jali import border
-from jali.backends import choose, dense
+from jali.backends import check_name, choose, dense
 from jali.grid import TokenGrid
 from jali.layout import block_layout
 from jali.methods import Dense, Method, Query, make_method
@@ -57,6 +57,7 @@ def attend(
     a cache). Keys beyond `key_length` [B] or outside `key_mask` [B, Sk] are not real. `lse=True`
     asks for the log-sum-exp [B, H, Sq] of dense calls too; sparse ones always have it.
     """
+    check_name(backend)
     call = border.check(
         q, k, v, grid, key_grid, offset, scale, key_length, key_mask, causal, make_method(method)
     )
@@ -83,7 +84,8 @@ def _dense(
 ) -> Attended:
     """Everything, in the caller's own order. The method `dense` means the stock operation; the
     dense calls of a sparse run take the fastest one."""
-    if lse:
+    # The stock operation counts causality from the first key, a chunk of a cache from its offset.
+    if lse or (causal and call.offset):
         chosen = choose(backend, call.full_task)
         blocks = chosen.preferred(call.full_task)
         layout = block_layout(call.q_grid, call.k_grid, None, blocks, call.offset, q.device)

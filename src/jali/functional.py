@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from jali import border
 from jali.attend import attend
 from jali.budget import Budget, check_share
-from jali.grid import TokenGrid
+from jali.grid import Text, TokenGrid
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, near
 
 LAYOUTS = ("BNSD", "BSND")
@@ -66,12 +67,28 @@ def sparse_attention(
         name = next(iter(unknown))
         known = [p for p in sparse_attention.__code__.co_varnames if p not in ("unknown",)][:20]
         raise TypeError(f"sparse_attention has no option {name!r}{near(name, known)}")
-    for x in (q, k, v):
-        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                "q, k or v requires gradients, but sparse_attention only does inference: "
-                "call it under torch.no_grad() or detach the tensors"
-            )
+    # The operator's own complaints would be RuntimeErrors about its schema.
+    for kinds, what, given in (
+        ((Tensor,), "a tensor", {"q": q, "k": k, "v": v}),
+        ((Tensor, NoneType), "a tensor", {"attn_mask": attn_mask}),
+        ((int, float, NoneType), "a number", {"scale": scale}),
+        ((int, float), "a number", {"sparsity": sparsity, "cdf_threshold": cdf_threshold}),
+        ((bool,), "a bool", {"is_causal": is_causal, "keep_sink": keep_sink,
+                             "keep_recent": keep_recent, "compat": compat}),
+        ((int, torch.SymInt), "an int", {"head_num": head_num, "inner_precise": inner_precise,
+                                         "txt_len": txt_len, "block_size": block_size}),
+        ((str,), "a word", {"input_layout": input_layout, "backend": backend}),
+        ((str, NoneType), "a word", {"sparse_type": sparse_type}),
+        ((list, tuple, NoneType), "[frames, height, width]",
+         {"latent_shape_q": latent_shape_q, "latent_shape_k": latent_shape_k}),
+    ):  # fmt: skip
+        for name, value in given.items():
+            if not isinstance(value, kinds):
+                raise TypeError(f"{name} must be {what}, got {value!r}")
+    for name, shape in (("latent_shape_q", latent_shape_q), ("latent_shape_k", latent_shape_k)):
+        if shape is not None and not all(isinstance(n, int | torch.SymInt) for n in shape):
+            raise TypeError(f"{name} must be three ints, got {shape!r}")
+    border.check_tensors(q, k, v)
     return torch.ops.jali.sparse_attention(
         q, k, v, attn_mask, scale, is_causal, head_num, input_layout, inner_precise, sparse_type,
         txt_len, block_size, latent_shape_q, latent_shape_k, keep_sink, keep_recent,
@@ -114,13 +131,13 @@ def _sparse_attention(
         q, k, v = (x.transpose(1, 2) if x.dim() == 4 else x for x in (q, k, v))
     border.check_tensors(q, k, v)
     _check_heads(q, head_num, input_layout)
+    q_grid = _grid(latent_shape_q, txt_len, q.shape[2], "latent_shape_q")
+    k_grid = None
+    if latent_shape_k is not None or k.shape[2] != q.shape[2]:
+        k_grid = _grid(latent_shape_k, txt_len, k.shape[2], "latent_shape_k")
     if sparse_type is None:
-        out = _dense(q, k, v, attn_mask, border.check_scale(scale, q.shape[3]), is_causal)
+        out = _dense(q, k, v, attn_mask, scale, is_causal, backend)
     else:
-        q_grid = _grid(latent_shape_q, txt_len, q.shape[2], "latent_shape_q")
-        k_grid = None
-        if latent_shape_k is not None or k.shape[2] != q.shape[2]:
-            k_grid = _grid(latent_shape_k, txt_len, k.shape[2], "latent_shape_k")
         out = attend(
             q,
             k,
@@ -199,6 +216,8 @@ def _grid(shape: Sequence[int] | None, text: int, tokens: int, name: str) -> Tok
     if text < 0 or text > tokens:
         raise ValueError(f"txt_len must be in 0..{tokens}, the number of tokens; got {text}")
     if shape is None:
+        if text == tokens:
+            return TokenGrid((Text(text),))
         shape = (1, 1, tokens - text)
     if len(shape) != 3:
         raise ValueError(f"{name} is [frames, height, width], got {list(shape)}")
@@ -211,22 +230,35 @@ def _grid(shape: Sequence[int] | None, text: int, tokens: int, name: str) -> Tok
 
 
 def _key_mask(mask: Tensor | None, B: int, Sk: int) -> Tensor | None:
-    if mask is None:
-        return None
-    if mask.dtype == torch.bool and mask.numel() == B * Sk and mask.shape[-1] == Sk:
-        return mask.reshape(B, Sk)
+    if mask is None or _is_key_mask(mask, B, Sk):
+        return None if mask is None else mask.reshape(B, Sk)
     raise ValueError(
         f"attn_mask must be a bool mask of real keys, [{B}, {Sk}] or [{B}, 1, 1, {Sk}]; "
         f"got {mask.dtype} {list(mask.shape)} (sparse attention takes no other masks)"
     )
 
 
+def _is_key_mask(mask: Tensor, B: int, Sk: int) -> bool:
+    return mask.dtype == torch.bool and tuple(mask.shape) in ((B, Sk), (B, 1, 1, Sk))
+
+
 def _dense(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool
-) -> Tensor:
-    if mask is not None and mask.dim() == 2 and tuple(mask.shape) == (q.shape[0], k.shape[2]):
-        mask = mask[:, None, None]
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool,
+    backend: str,
+) -> Tensor:  # fmt: skip
+    """The stock operation. It alone also takes masks of query and key pairs."""
+    (B, H, Sq, D), Sk = q.shape, k.shape[2]
+    if mask is None or _is_key_mask(mask, B, Sk):
+        real = _key_mask(mask, B, Sk)
+        return attend(
+            q, k, v, method="dense", backend=backend, scale=scale, key_mask=real, causal=causal
+        ).out
+    fits = all(n in (1, m) for n, m in zip(mask.shape[::-1], (Sk, Sq, H, B), strict=False))
+    if causal or mask.dim() > 4 or not fits or mask.dtype not in (torch.bool, q.dtype):
+        raise ValueError(
+            f"attn_mask must be bool or {q.dtype}, broadcastable to {[B, H, Sq, Sk]}, and not "
+            f"causal as well; got {mask.dtype} {list(mask.shape)}"
+        )
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+        q, k, v, attn_mask=mask, scale=border.check_scale(scale, D), enable_gqa=H != k.shape[1]
+    )

@@ -26,9 +26,11 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def fused(q: Tensor, padding: KeyPadding | None = None, causal: bool = False) -> bool:
+def fused(q: Tensor, k: Tensor, scale: float, padding: KeyPadding | None, causal: bool) -> bool:
     """Whether the Triton kernels can do this."""
-    if not q.is_cuda or q.dtype == torch.float64 or causal or q.stride(-1) != 1:
+    if not q.is_cuda or q.dtype == torch.float64 or causal or scale <= 0:
+        return False
+    if q.stride(-1) != 1 or k.stride(-1) != 1 or not 16 <= q.shape[-1] <= 256:
         return False
     if padding is not None and padding.mask is not None:
         return False
@@ -66,7 +68,7 @@ def sampled_scores(
 
     positions int64 [M, P]. Every row sums to 1 (to 0 where no key is real).
     """
-    if fused(q, padding, causal):
+    if fused(q, k, scale, padding, causal):
         from jali.kernels import scores as fused_scores
 
         q_block, k_block = layout.blocks.q, layout.blocks.k
@@ -115,7 +117,7 @@ def mean_scores(
     q: Tensor, k: Tensor, layout: BlockLayout, scale: float, padding: KeyPadding | None = None
 ) -> Tensor:
     """Scaled products of block means: rf_v2's representative tokens. −inf for padded blocks."""
-    if fused(q, padding):
+    if fused(q, k, scale, padding, causal=False):
         from jali.kernels import scores as fused_scores
 
         length = _length(padding)
@@ -148,7 +150,7 @@ def antidiagonal_scores(
     A short last query group repeats its last token. A key group with missing keys is averaged
     over its real ones and weighs by their number; `drop_tail` ignores the last group instead.
     """
-    if fused(q, padding, causal) and not drop_tail:
+    if fused(q, k, scale, padding, causal) and not drop_tail:
         from jali.kernels import scores as fused_scores
 
         q_block, k_block = layout.blocks.q, layout.blocks.k
@@ -200,7 +202,7 @@ def peak_scores(
     over the sampled keys; without it each row is only divided by its own peak, so that diffuse
     rows count as much as peaked ones (the surrogate of the original PSA).
     """
-    if fused(q, padding):
+    if fused(q, k, scale, padding, causal=False):
         from jali.kernels import scores as fused_scores
 
         return fused_scores.sampled_peak_scores(

@@ -73,7 +73,8 @@ def _keep_top_fused(
     if isinstance(keep, int):
         keep = scores.new_full((B, H), keep, dtype=torch.int32)
     else:
-        keep = keep.flatten(2).squeeze(-1).to(torch.int32)
+        keep = keep.squeeze(-1).to(torch.int32)  # per head [B, H, 1] or per row [B, H, M]
+        keep = keep.squeeze(-1) if keep.shape[2] == 1 else keep
     counts, indices = select_lists(scores, keep, forced, full_rows)
     return BlockPlan(layout, (1,), given={1: BlockList(counts, indices)})
 

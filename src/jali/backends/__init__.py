@@ -27,16 +27,21 @@ def choose(name: str, task: Task) -> Backend:
 
     A named backend never falls back: it raises with all its reasons.
     """
+    check_name(name)
     if name == "auto":
         return _fastest(task)
-    if name not in BACKENDS:
-        close = difflib.get_close_matches(name, BACKENDS, n=1)
-        guess = f"; did you mean {close[0]!r}?" if close else ";"
-        raise ValueError(f"unknown backend {name!r}{guess} known: auto, {', '.join(BACKENDS)}")
     reasons = BACKENDS[name].why_not(task)
     if reasons:
         raise ValueError(f"backend {name!r} cannot run this: " + "; ".join(reasons))
     return BACKENDS[name]
+
+
+def check_name(name: str) -> None:
+    """"auto" or a known backend."""
+    if name != "auto" and name not in BACKENDS:
+        close = difflib.get_close_matches(name, BACKENDS, n=1)
+        guess = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ValueError(f"unknown backend {name!r}{guess} known: auto, {', '.join(BACKENDS)}")
 
 
 def why_not(task: Task) -> dict[str, list[str]]:
@@ -58,4 +63,4 @@ def _fastest(task: Task) -> Backend:
     raise RuntimeError("the reference backend runs everything")  # pragma: no cover
 
 
-__all__ = ["BACKENDS", "Backend", "Task", "choose", "why_not"]
+__all__ = ["BACKENDS", "Backend", "Task", "check_name", "choose", "why_not"]

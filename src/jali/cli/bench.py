@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,7 +81,8 @@ def kernel(
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        console.print(_table(rows))
+        for part in _tables(rows):
+            console.print(part)
 
 
 def _names(given: str, known: list[str], what: str) -> list[str]:
@@ -103,20 +105,23 @@ def _budgets(given: str) -> list[float]:
     return budgets
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table(title="attention, one layer; × is over the fastest dense kernel of this run")
-    for name in ("shape", "inputs", "backend", "asked", "cost", "ms", "TFLOP/s", "×", "plan ms",
-                 "whole ms", "× whole", "error"):  # fmt: skip
-        table.add_column(
-            name, justify="left" if name in ("shape", "inputs", "backend") else "right"
-        )
+def _tables(rows: list[Row]) -> Iterator[Table | str]:
+    """A table for every shape and kind of input, then why some backends are missing."""
+    for key in dict.fromkeys((row.shape, row.inputs) for row in rows):
+        here = [row for row in rows if (row.shape, row.inputs) == key]
+        yield _table(f"{key[0]}, {key[1]} inputs", [row for row in here if row.why_not is None])
+    for name in dict.fromkeys(row.backend for row in rows if row.why_not):
+        reasons = next(row.why_not for row in rows if row.backend == name and row.why_not)
+        yield f"[bold]{name}[/] did not run: {reasons}"
+
+
+def _table(title: str, rows: list[Row]) -> Table:
+    table = Table(title=title, caption="× is over the fastest dense kernel of this run")
+    table.add_column("backend")
+    for name in ("asked", "cost", "ms", "TFLOP/s", "×", "plan ms", "whole ms", "×", "error"):
+        table.add_column(name, justify="right")
     for row in rows:
-        if row.why_not:
-            table.add_row(row.shape, row.inputs, row.backend, "–", *[""] * 7, row.why_not)
-            continue
         table.add_row(
-            row.shape,
-            row.inputs,
             row.backend,
             f"{row.budget:g}",
             f"{row.cost:.3f}",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from jali.cli import demo
+from jali.cli import bench, demo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,6 +16,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
+app.add_typer(bench.app, name="bench")
 
 
 def _version(asked: bool) -> None:

@@ -16,7 +16,6 @@ from jali.kernels.granules import Granules, broadcast_strides, count_below, pack
 from jali.kernels.pooling import RATIOS, Pyramid, on_device, pool_pyramid
 
 _LOG2_E = math.log2(math.e)
-_LN_2 = math.log(2.0)
 
 
 @dataclass(frozen=True, slots=True)

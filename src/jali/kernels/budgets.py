@@ -182,6 +182,6 @@ def entropy_budgets(
         HEADS=padded,
         CHUNK=max(16, min(256, 4096 // padded)),
         HAS_ROWS=rows is not None,
-        num_warps=4 if padded <= 32 else padded // 8,
+        num_warps=4 if padded <= 32 else 8,
     )
     return keep

@@ -16,7 +16,7 @@ RATIOS = (2, 4, 8)
 SECTION_ROWS = 32
 """Every section starts at a multiple of this many rows; the last so many rows are empty."""
 
-_GROUPS = 16
+_GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,15 @@ class Pyramid:
     `k`, `v` are [B, Hkv, R, D] and contiguous, so that a run of pooled rows is one run of memory.
     Row `starts[r] + g` holds the mean of the real keys among tokens g*r .. g*r + r - 1.
     `bias` is [B or 1, R]: log2 of how many real keys a row stands for, -inf where there are none
-    (and there `k` and `v` are zero). The last SECTION_ROWS rows are always empty.
+    (and there `k` and `v` are zero). The last SECTION_ROWS rows are always empty. `tokens`: how
+    many tokens each section covers, at least all there are.
     """
 
     k: Tensor
     v: Tensor
     bias: Tensor
     starts: Mapping[int, int]
+    tokens: int
 
     @property
     def rows(self) -> int:
@@ -51,8 +53,7 @@ class Pyramid:
 
     def section_rows(self, ratio: int) -> int:
         """How many rows the section of `ratio` has, its padding included."""
-        later = [start for start in self.starts.values() if start > self.starts[ratio]]
-        return min(later, default=self.empty_row) - self.starts[ratio]
+        return self.tokens // ratio
 
 
 @triton.jit
@@ -216,9 +217,14 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def padded_tokens(seq: int) -> int:
+    """The tokens that sections cover: enough that each section is a multiple of SECTION_ROWS."""
+    return triton.cdiv(seq, 8 * SECTION_ROWS) * 8 * SECTION_ROWS
+
+
 def section_starts(seq: int, ratios: Iterable[int]) -> tuple[dict[int, int], int]:
     """The first row of each ratio's section, finest first, and the rows of the whole buffer."""
-    padded = triton.cdiv(seq, 8 * SECTION_ROWS) * 8 * SECTION_ROWS
+    padded = padded_tokens(seq)
     starts, row = {}, 0
     for ratio in sorted(set(ratios)):
         if ratio not in RATIOS:
@@ -248,7 +254,7 @@ def pool_pyramid(
     v_out = torch.empty(batch, heads, rows, dim, dtype=v.dtype, device=v.device)
     bias_batch = 1 if key_length is None else batch
     bias = torch.empty(bias_batch, rows, dtype=torch.float32, device=k.device)
-    chunks = triton.cdiv(seq, 8 * SECTION_ROWS) * SECTION_ROWS // _GROUPS
+    chunks = padded_tokens(seq) // (8 * _GROUPS)
     with on_device(k.device):
         _pool_kernel[(heads, chunks + 1, batch)](
             k, v, k_out, v_out, bias, key_length,
@@ -259,4 +265,4 @@ def pool_pyramid(
             HAS_LENGTH=key_length is not None, GROUPS=_GROUPS, EMPTY_ROWS=SECTION_ROWS,
             num_warps=4,
         )  # fmt: skip
-    return Pyramid(k_out, v_out, bias, starts)
+    return Pyramid(k_out, v_out, bias, starts, padded_tokens(seq))

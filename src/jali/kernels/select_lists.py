@@ -22,6 +22,8 @@ def _select_lists_kernel(
     m,
     n,
     width,
+    keep_slot,
+    keep_row,
     N_PAD: tl.constexpr,
     W_PAD: tl.constexpr,
     HAS_FORCED: tl.constexpr,
@@ -33,7 +35,7 @@ def _select_lists_kernel(
     real = column < n
     line = slot.to(tl.int64) * m + row
     key = ordered_keys(tl.load(scores + line * n + column, mask=real, other=float("nan")))
-    k = tl.maximum(tl.load(keep + slot), 1)
+    k = tl.maximum(tl.load(keep + slot * keep_slot + row * keep_row), 1)
     if HAS_FORCED:
         must = tl.load(forced + row * n + column, mask=real, other=0) != 0
         key = tl.where(must, HIGHEST, key)
@@ -65,11 +67,11 @@ def select_lists(
 ) -> tuple[Tensor, Tensor]:
     """The `keep` best key blocks of every row, ascending.
 
-    scores [B,H,M,N] fp32 (N <= 4096; NaN ranks last), keep int32 [B,H]. `forced` bool/uint8 [M,N]
-    blocks come first and count inside `keep`; a row with more of them keeps them all. `full_rows`
-    bool/uint8 [M] read every block. Equal scores go to the lower index. Returns counts int32
-    [B,H,M], at least 1, and indices int32 [B,H,M,W] with W = `width` or N: entries behind the count
-    are 0. A `width` below a row's count cuts the row short.
+    scores [B,H,M,N] fp32 (N <= 4096; NaN ranks last), keep int32 [B,H] or [B,H,M]. `forced`
+    bool/uint8 [M,N] blocks come first and count inside `keep`; a row with more of them keeps them
+    all. `full_rows` bool/uint8 [M] read every block. Equal scores go to the lower index. Returns
+    counts int32 [B,H,M], at least 1, and indices int32 [B,H,M,W] with W = `width` or N: entries
+    behind the count are 0. A `width` below a row's count cuts the row short.
     """
     batch, heads, m, n = scores.shape
     if n > 4096:
@@ -88,6 +90,8 @@ def select_lists(
         m,
         n,
         width,
+        1 if keep.dim() == 2 else m,
+        0 if keep.dim() == 2 else 1,
         N_PAD=n_pad,
         W_PAD=power_of_two(width),
         HAS_FORCED=forced is not None,

@@ -182,7 +182,7 @@ def _ranges(given: Ranges | Mapping[int, Range]) -> Ranges:
     checked = []
     for ratio in ordered:
         pair = items[ratio]
-        if isinstance(pair, str) or len(pair) != 2:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise ValueError(f"mask_ratios[{ratio}] is a pair [low, high], got {pair!r}")
         low, high = float(pair[0]), float(pair[1])
         if not 0 <= low <= high <= 1:
