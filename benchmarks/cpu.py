@@ -40,8 +40,12 @@ SPARSITY = 0.7
 TARGETS = {"kernel": {0.3: 2.7, 0.1: 8.0}, "whole": 2.2, "memory": 4.0}
 TYPES = ("rf_v2", "ada_bsa", "entropy", "psa")
 DEFAULTS = {
-    "keep_sink": True, "keep_recent": True, "cdf_threshold": 1.0, "compat": False, "block_size": 128,
-}  # fmt: skip
+    "keep_sink": True,
+    "keep_recent": True,
+    "cdf_threshold": 1.0,
+    "compat": False,
+    "block_size": 128,
+}
 
 
 def gaussian(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,7 +210,7 @@ def memory_of(case: str) -> None:
     q, k, v = gaussian(TOKENS)
     if case.startswith("torch"):
         plan, small = random_plan(TOKENS, float(case.split()[1])), random_plan(512, 0.5)
-        assert plan.lists and small.lists  # made by planning, not by attention
+        assert plan.lists  # made by planning, not by attention
         execute(*gaussian(512), small)  # libraries and thread pools come up here
         call: Callable[[], object] = lambda: execute(q, k, v, plan)  # noqa: E731
     elif case == "dense":
@@ -247,10 +251,12 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--name", default="2threads", help="result file: cpu-NAME.json")
-    parser.add_argument("--skip", nargs="*", default=[], choices=("growth", "memory", "structured"))
+    parser.add_argument(
+        "--skip", nargs="*", default=[], choices=("gaussian", "structured", "memory", "growth")
+    )
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -268,32 +274,41 @@ def main() -> None:
         "repeats": options.repeats,
         "baseline": "torch.nn.functional.scaled_dot_product_attention, dense, same tensors",
     }
-    result["kernel"] = measure_kernel(options.repeats)
-    result["whole"] = measure_whole(options.repeats, "gaussian")
-    if "structured" not in options.skip:
-        result["whole"] += measure_whole(options.repeats, "structured")
-    if "memory" not in options.skip:
-        result["memory"] = measure_memory()
-    if "growth" not in options.skip:
-        result["growth"] = measure_growth(options.repeats)
-    report(result)
+    sections: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "kernel": lambda: measure_kernel(options.repeats),
+        "gaussian": lambda: measure_whole(options.repeats, "gaussian"),
+        "structured": lambda: measure_whole(options.repeats, "structured"),
+        "memory": measure_memory,
+        "growth": lambda: measure_growth(options.repeats),
+    }
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"cpu-{options.name}.json"
-    file.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    result["whole"] = []
+    for name, measure in sections.items():
+        if name in options.skip:
+            continue
+        rows = measure()
+        report(name, rows)
+        place = "whole" if name in ("gaussian", "structured") else name
+        result[place] = result.get(place, []) + rows
+        text = json.dumps(result, indent=2, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")  # a run that is cut short keeps what it has
     print(f"written: {file}")
 
 
-def report(result: dict[str, Any]) -> None:
-    for row in result["kernel"] + result["whole"]:
-        print(
-            f"{row['case']:26} {row.get('inputs', 'gaussian'):10} asked {row['asked']:.2f} "
-            f"cost {row['cost']:.3f}  {row['seconds'] * 1e3:7.0f} ms  {row['speed_up']:5.2f}× "
-            f"(target {row['target']})  execution error {row['error_execution']:.1e}"
-        )
-    for row in result.get("memory", []):
-        print(f"memory {row['case']:12} {row['times_q']:5.2f} × q (target {row['target']})")
-    for row in result.get("growth", []):
-        print(row)
+def report(section: str, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        if section == "memory":
+            print(f"memory {row['case']:12} {row['times_q']:5.2f} × q (target {row['target']})")
+        elif section == "growth":
+            print("growth", {k: round(x, 3) for k, x in row.items()})
+        else:
+            print(
+                f"{row['case']:26} {section:10} asked {row['asked']:.2f} cost {row['cost']:.3f} "
+                f"{row['seconds'] * 1e3:7.0f} ms {row['speed_up']:5.2f}× (target {row['target']}) "
+                f"execution error {row['error_execution']:.1e}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

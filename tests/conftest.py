@@ -18,9 +18,7 @@ settings.register_profile("full", max_examples=200, deadline=None, suppress_heal
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--full", action="store_true", help="all examples, and the tests marked slow"
-    )
+    parser.addoption("--full", action="store_true", help="all examples, and the tests marked slow")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +19,17 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, **more: ob
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **more
     )
+
+
+@functools.cache
+def stock_bf16_runs() -> bool:
+    """Whether PyTorch's own bf16 attention survives on this CPU. (Where a sandbox hides AMX that
+    the CPU announces, PyTorch 2.13 dies of an illegal instruction, which no test can catch.)"""
+    code = (
+        "import torch; x = torch.ones(1, 2, 130, 64).bfloat16();"
+        "torch.nn.functional.scaled_dot_product_attention(x, x, x)"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 def tensors(
@@ -121,7 +135,8 @@ def rf_v2_original(
     order = rf_v2_order(*shape, text)
     q, k = q[order], k[order]
     means = [torch.stack([x[list(r)].mean(0) for r in blocks_of(len(x), block)]) for x in (q, k)]
-    scores = (means[0] @ means[1].T * q.shape[1] ** -0.5).softmax(-1)
+    wide = [x if x.dtype == torch.float64 else x.float() for x in means]
+    scores = ((wide[0] @ wide[1].T).to(q.dtype) * q.shape[1] ** -0.5).softmax(-1)
     nb = scores.shape[1]
     keep = math.ceil(nb * (1 - sparsity))
     threshold = scores.sort(-1, descending=True).values[:, keep - 1 : keep]
@@ -161,9 +176,7 @@ def antidiagonal(q: Tensor, k: Tensor, block: int, scale: float) -> np.ndarray:
         rows = [min(a * g + g - 1 - i, Sq - 1) for i in range(g)]
         for b in range(logits.shape[1]):
             columns = [b * g + i for i in range(g)]
-            products = [
-                float(q[r] @ k[c]) for r, c in zip(rows, columns, strict=True) if c < Sk
-            ]
+            products = [float(q[r] @ k[c]) for r, c in zip(rows, columns, strict=True) if c < Sk]
             n = len(products)
             logits[a, b] = sum(products) / n * scale + math.log(n / g)
     p = np.exp(logits - logits.max(1, keepdims=True))

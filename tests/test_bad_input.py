@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import tensors
 
 from jali import (
     AdaBsa,
@@ -28,6 +27,7 @@ from jali import (
     sparse_attention,
 )
 from jali.methods import Method
+from oracle import tensors
 
 Q, K, V = tensors(96, B=2, H=4, D=16)
 
@@ -71,7 +71,12 @@ TABLE: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("inner", lambda: api(inner_precise=4), E, ["inner_precise", "0 or 1", "4"]),
     ("unknown", lambda: api(sparsitty=0.5), T, ["'sparsitty'", "did you mean 'sparsity'"]),
     ("unknown 2", lambda: api(zzz=0.5), T, ["'zzz'", "latent_shape_q"]),
-    ("other's option", lambda: api(cdf_threshold=0.5), E, ["cdf_threshold=0.5", "ada_bsa", "rf_v2"]),
+    (
+        "other's option",
+        lambda: api(cdf_threshold=0.5),
+        E,
+        ["cdf_threshold=0.5", "ada_bsa", "rf_v2"],
+    ),
     ("other's flag", lambda: api(keep_sink=False), E, ["keep_sink=False", "ada_bsa"]),
     ("other's flag 2", lambda: api(keep_recent=False, sparse_type=None), E, ["keep_recent=False"]),
     ("compat", lambda: api(compat=True, sparse_type="psa"), E, ["compat", "psa"]),
@@ -80,15 +85,29 @@ TABLE: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("cdf nan", lambda: api(sparse_type="ada_bsa", cdf_threshold=math.nan), E, ["cdf", "nan"]),
     ("block", lambda: api(block_size=0), E, ["block", "0"]),
     ("block ada", lambda: api(sparse_type="ada_bsa", block_size=100), E, ["multiple of 8", "100"]),
-    ("grid", lambda: api(latent_shape_q=[2, 6, 9]), E, ["latent_shape_q", "[2, 6, 9]", "108", "96"]),
-    ("grid + text", lambda: api(latent_shape_q=[2, 6, 8], txt_len=7), E, ["txt_len 7", "103", "96"]),
+    (
+        "grid",
+        lambda: api(latent_shape_q=[2, 6, 9]),
+        E,
+        ["latent_shape_q", "[2, 6, 9]", "108", "96"],
+    ),
+    (
+        "grid + text",
+        lambda: api(latent_shape_q=[2, 6, 8], txt_len=7),
+        E,
+        ["txt_len 7", "103", "96"],
+    ),
     ("grid rank", lambda: api(latent_shape_q=[8, 12]), E, ["latent_shape_q", "[8, 12]"]),
     ("grid sign", lambda: api(latent_shape_q=[-2, -6, 8]), E, ["latent_shape_q", "[-2, -6, 8]"]),
     ("grid type", lambda: api(latent_shape_q="abc"), T, ["latent_shape_q", "'abc'"]),
     ("grid float", lambda: api(latent_shape_q=[2, 6, 8.0]), T, ["latent_shape_q", "8.0"]),
     ("key grid", lambda: api(latent_shape_k=[2, 6, 9]), E, ["latent_shape_k", "[2, 6, 9]", "96"]),
-    ("grid dense", lambda: api(sparse_type=None, latent_shape_q=[1, 1, 5], sparsity=0.0), E,
-     ["latent_shape_q", "96"]),
+    (
+        "grid dense",
+        lambda: api(sparse_type=None, latent_shape_q=[1, 1, 5], sparsity=0.0),
+        E,
+        ["latent_shape_q", "96"],
+    ),
     ("text", lambda: api(txt_len=97), E, ["txt_len", "97", "96"]),
     ("text < 0", lambda: api(txt_len=-1), E, ["txt_len", "-1"]),
     ("dtypes", lambda: api(k=K.half()), T, ["dtype", "float16", "float32"]),
@@ -107,13 +126,35 @@ TABLE: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("backend cannot", lambda: api(backend="triton"), E, ["'triton'", "CUDA"]),
     ("causal", lambda: api(is_causal=True), E, ["rf_v2", "causal"]),
     ("causal type", lambda: api(is_causal=0.5), T, ["is_causal", "0.5"]),
-    ("causal keys", lambda: api(is_causal=True, sparse_type="ada_bsa", q=Q[:, :, :9]), E, ["causal", "offset"]),
-    ("causal dense keys", lambda: api(is_causal=True, sparse_type=None, sparsity=0.0, q=Q[:, :, :9]), E, ["causal"]),
+    (
+        "causal keys",
+        lambda: api(is_causal=True, sparse_type="ada_bsa", q=Q[:, :, :9]),
+        E,
+        ["causal", "offset"],
+    ),
+    (
+        "causal dense keys",
+        lambda: api(is_causal=True, sparse_type=None, sparsity=0.0, q=Q[:, :, :9]),
+        E,
+        ["causal"],
+    ),
     ("mask", lambda: api(attn_mask=torch.ones(2, 96)), E, ["attn_mask", "bool", "float32"]),
     ("mask shape", lambda: api(attn_mask=torch.ones(96, 96).bool()), E, ["attn_mask", "[96, 96]"]),
     ("mask type", lambda: api(attn_mask="no"), T, ["attn_mask", "'no'"]),
-    ("dense mask", lambda: api(sparse_type=None, sparsity=0.0, attn_mask=torch.ones(5, 5).bool()), E, ["attn_mask", "[5, 5]"]),
-    ("causal mask", lambda: api(sparse_type=None, sparsity=0.0, is_causal=True, attn_mask=torch.ones(2, 96).bool()), E, ["causal"]),
+    (
+        "dense mask",
+        lambda: api(sparse_type=None, sparsity=0.0, attn_mask=torch.ones(5, 5).bool()),
+        E,
+        ["attn_mask", "[5, 5]"],
+    ),
+    (
+        "causal mask",
+        lambda: api(
+            sparse_type=None, sparsity=0.0, is_causal=True, attn_mask=torch.ones(2, 96).bool()
+        ),
+        E,
+        ["causal"],
+    ),
     # attend
     ("a rank", lambda: call(q=Q[0]), E, ["q", "4 dimensions"]),
     ("a none", lambda: call(q=None), T, ["q", "tensor", "NoneType"]),
@@ -131,7 +172,12 @@ TABLE: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("a causal", lambda: call(causal=True, method="psa"), E, ["psa", "causal", "entropy"]),
     ("a causal order", lambda: call(causal=True, method=Entropy(order=Gilbert())), E, ["causal"]),
     ("a causal keys", lambda: call(causal=True, q=Q[:, :, :9]), E, ["causal", "offset"]),
-    ("a causal grid", lambda: call(causal=True, grid=(1, 8, 12), key_grid=(1, 12, 8)), E, ["offset"]),
+    (
+        "a causal grid",
+        lambda: call(causal=True, grid=(1, 8, 12), key_grid=(1, 12, 8)),
+        E,
+        ["offset"],
+    ),
     ("a causal pad", lambda: call(causal=True, key_length=[9, 9]), E, ["causal", "padded"]),
     ("a lengths", lambda: call(key_length=[5]), E, ["key_length", "2", "[1]"]),
     ("a lengths >", lambda: call(key_length=[5, 97]), E, ["key_length", "0..96", "97"]),
@@ -144,10 +190,27 @@ TABLE: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("a mask type", lambda: call(key_mask=[1]), T, ["key_mask", "[1]"]),
     ("a grad", lambda: call(k=K.clone().requires_grad_()), E, ["gradients", "inference"]),
     ("a devices", lambda: call(k=K.to("meta")), E, ["one device", "meta"]),
-    ("a fp8", lambda: call(q=Q.to(torch.float8_e5m2), k=K.to(torch.float8_e5m2), v=V.to(torch.float8_e5m2)), T, ["float8"]),
+    (
+        "a fp8",
+        lambda: call(
+            q=Q.to(torch.float8_e5m2), k=K.to(torch.float8_e5m2), v=V.to(torch.float8_e5m2)
+        ),
+        T,
+        ["float8"],
+    ),
     # methods
-    ("option", lambda: make_method("rf_v2", sparsty=1), E, ["'sparsty'", "did you mean 'sparsity'"]),
-    ("other option", lambda: make_method("rf_v2", cdf_threshold=0.5), E, ["'cdf_threshold'", "window"]),
+    (
+        "option",
+        lambda: make_method("rf_v2", sparsty=1),
+        E,
+        ["'sparsty'", "did you mean 'sparsity'"],
+    ),
+    (
+        "other option",
+        lambda: make_method("rf_v2", cdf_threshold=0.5),
+        E,
+        ["'cdf_threshold'", "window"],
+    ),
     ("added", lambda: make_method(Dense(), sparsity=1), T, ["sparsity"]),
     ("rf sparsity", lambda: RfV2(1.2), E, ["sparsity", "1.2"]),
     ("rf window", lambda: RfV2(window=(2, 8)), E, ["window", "(2, 8)"]),
@@ -184,23 +247,45 @@ TABLE: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("site", lambda: Site(5, 5), E, ["step=5", "steps=5"]),
     ("site layer", lambda: Site(0, 1, -1, 3), E, ["layer=-1"]),
     ("floor", lambda: Budget(0.2, floor=0.3), E, ["floor", "0.3"]),
-    ("compat text", lambda: call(method=RfV2(compat=True), grid=TokenGrid.video(1, 8, 11, text=8)), E,
-     ["compat", "88", "128"]),
-    ("compat keys", lambda: call(method=RfV2(compat=True), q=Q[:, :, :9]), E, ["compat", "one sequence"]),
-    ("compat gqa", lambda: call(method=RfV2(compat=True), k=K[:, :2], v=V[:, :2]), E, ["compat", "2 key heads"]),
-    ("compat pad", lambda: call(method=RfV2(compat=True), key_length=[9, 9]), E, ["compat", "padded"]),
-    ("compat causal", lambda: call(method=AdaBsa(compat=True), causal=True), E, ["compat", "causal"]),
+    (
+        "compat text",
+        lambda: call(method=RfV2(compat=True), grid=TokenGrid.video(1, 8, 11, text=8)),
+        E,
+        ["compat", "88", "128"],
+    ),
+    (
+        "compat keys",
+        lambda: call(method=RfV2(compat=True), q=Q[:, :, :9]),
+        E,
+        ["compat", "one sequence"],
+    ),
+    (
+        "compat gqa",
+        lambda: call(method=RfV2(compat=True), k=K[:, :2], v=V[:, :2]),
+        E,
+        ["compat", "2 key heads"],
+    ),
+    (
+        "compat pad",
+        lambda: call(method=RfV2(compat=True), key_length=[9, 9]),
+        E,
+        ["compat", "padded"],
+    ),
+    (
+        "compat causal",
+        lambda: call(method=AdaBsa(compat=True), causal=True),
+        E,
+        ["compat", "causal"],
+    ),
     ("compat ada", lambda: call(method=AdaBsa(compat=True), q=Q[:, :, :9]), E, ["compat"]),
     ("compat ada pad", lambda: call(method=AdaBsa(compat=True), key_length=[9, 9]), E, ["compat"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
     ("make", "error", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
-def test_bad_input(
-    make: Callable[[], object], error: type[Exception], words: list[str]
-) -> None:
+def test_bad_input(make: Callable[[], object], error: type[Exception], words: list[str]) -> None:
     with pytest.raises((ValueError, TypeError)) as caught:
         make()
     assert isinstance(caught.value, error), repr(caught.value)

@@ -39,7 +39,7 @@ def test_grids_are_values() -> None:
         (lambda: TokenGrid(()), ValueError, "at least one segment"),
         (lambda: TokenGrid(((1, 2, 3),)), TypeError, "Text or Box"),
         (lambda: TokenGrid.of((1, 2)), ValueError, "triple"),
-        (lambda: TokenGrid.of("abc"), ValueError, "triple"),
+        (lambda: TokenGrid.of("abc"), TypeError, "frames must be an int, got 'a'"),
         (lambda: TokenGrid.video(1, 1, 1, text=-1), ValueError, "text"),
         (lambda: TokenGrid.video(1, 1, 1, text_side="left"), ValueError, "'front' or 'back'"),
         (lambda: TokenGrid.video(2, 2, 2).check(9, "grid"), ValueError, "2×2×2 has 8.*has 9"),

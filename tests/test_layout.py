@@ -58,9 +58,7 @@ def kinds(grid: TokenGrid) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @given(GRIDS, st.sampled_from([(16, 8), (7, 13), (128, 64)]))
-def test_flags_against_brute_force(
-    order: object, grid: TokenGrid, sizes: tuple[int, int]
-) -> None:
+def test_flags_against_brute_force(order: object, grid: TokenGrid, sizes: tuple[int, int]) -> None:
     layout = block_layout(grid, order=order, blocks=Blocks(*sizes))  # type: ignore[arg-type]
     token = kinds(grid)
     index = range(grid.tokens) if layout.q.index is None else layout.q.index.tolist()
@@ -78,7 +76,7 @@ def test_flags_against_brute_force(
     assert layout.has_text_keys == bool(layout.text_keys.any())
     assert layout.has_text_rows == bool(layout.text_rows.any())
     assert layout.only_text_rows == bool(layout.text_rows.all())
-    assert layout.M == -(-grid.tokens // sizes[0])
+    assert -(-grid.tokens // sizes[0]) == layout.M
     assert layout.block_sizes.sum() == grid.tokens
 
 
@@ -99,7 +97,11 @@ def brute_own(layout: BlockLayout) -> torch.Tensor:
 def test_own_blocks_of_a_chunk(order: object, offset: int) -> None:
     keys = TokenGrid.video(5, 8, 10)
     layout = block_layout(
-        TokenGrid.video(2, 10, 10), keys, order, Blocks(32, 16), offset  # type: ignore[arg-type]
+        TokenGrid.video(2, 10, 10),
+        keys,
+        order,
+        Blocks(32, 16),
+        offset,  # type: ignore[arg-type]
     )
     assert torch.equal(layout.own, brute_own(layout))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import oracle
 from jali import Box, FrameWindows, Gilbert, Raster, Text, Tiled, TokenGrid
 from jali.order import gilbert_curve
 
@@ -53,9 +53,7 @@ def boxes_of(positions: np.ndarray, shape: tuple[int, int, int], size: int) -> l
 
 @pytest.mark.parametrize("shape", [(21, 45, 80), (21, 30, 52), (13, 30, 45), (4, 16, 16)])
 @pytest.mark.parametrize("window", [(2, 8, 8), (4, 4, 8)])
-def test_whole_windows_are_boxes(
-    shape: tuple[int, int, int], window: tuple[int, int, int]
-) -> None:
+def test_whole_windows_are_boxes(shape: tuple[int, int, int], window: tuple[int, int, int]) -> None:
     positions = Tiled(window).positions(TokenGrid.of(shape))
     whole = int(np.prod([n // w for n, w in zip(shape, window, strict=True)]))
     volumes = boxes_of(positions, shape, 128)
@@ -110,7 +108,9 @@ def test_gilbert_starts_at_the_corner_and_stays_near(f: int, h: int, w: int) -> 
     curve = gilbert_curve(Box(f, h, w))
     assert curve[0] == 0
     place = np.stack(np.unravel_index(curve, (f, h, w)))
-    assert np.abs(np.diff(place, axis=1)).max(initial=0) <= 2
+    steps = np.abs(np.diff(place, axis=1)).sum(0)
+    assert steps.max(initial=0) <= 4
+    assert steps.mean() <= 1.25 if len(steps) else True
 
 
 @pytest.mark.parametrize(

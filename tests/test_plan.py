@@ -57,7 +57,9 @@ def test_cost_and_density_against_brute_force(plan: BlockPlan) -> None:
     assert float(plan.costs.mean()) == pytest.approx(plan.cost)
 
 
-@given(plans(), st.sampled_from([(32, 16), (16, 48), (64, 64), (16, 16), (24, 16), (8, 8), (16, 40)]))
+@given(
+    plans(), st.sampled_from([(32, 16), (16, 48), (64, 64), (16, 16), (24, 16), (8, 8), (16, 40)])
+)
 def test_coarsen_is_a_superset_that_keeps_the_finest(
     plan: BlockPlan, sizes: tuple[int, int]
 ) -> None:

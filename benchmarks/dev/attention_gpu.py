@@ -171,10 +171,6 @@ def tma(block_n: int, stages: int, **more) -> Config:
     return Config(128, block_n, 64, 8, stages, stages, tma=True, **more)
 
 
-def specialized(block_n: int, stages: int) -> Config:
-    return Config(128, block_n, 64, 4, stages, 2, tma=True, warp_specialize=True)
-
-
 def pointers(block_n: int, stages: int, **more) -> Config:
     return Config(128, block_n, 64, 8, stages, stages, **more)
 
@@ -198,10 +194,6 @@ BINARY_128 = {
     "tma 128x32 s3 4 warps (2 per SM)": Config(128, 32, 32, 4, 3, 3, tma=True),
     "tma 64x64 s2 4 warps (2 per SM)": Config(64, 64, 64, 4, 2, 2, tma=True),
     "tma 64x32 s3 r128 (3 per SM)": Config(64, 32, 32, 4, 3, 3, tma=True, max_registers=128),
-    "ws 128x128 s2": specialized(128, 2),
-    "ws 128x64 s2": specialized(64, 2),
-    "ws 128x64 s3": specialized(64, 3),
-    "ws 128x64 s4": specialized(64, 4),
 }
 BINARY_64 = {
     "default": None,
@@ -215,9 +207,6 @@ BINARY_64 = {
     "tma 128x64 s4 (2 per SM)": tma(64, 4),
     "tma 128x64 s3 4 warps (2 per SM)": Config(128, 64, 64, 4, 3, 3, tma=True),
     "tma 128x32 s4 r80 (3 per SM)": tma(32, 4, max_registers=80),
-    "ws 128x128 s2": specialized(128, 2),
-    "ws 128x128 s3": specialized(128, 3),
-    "ws 128x64 s4": specialized(64, 4),
 }
 PYRAMID = {
     "default": None,
@@ -333,8 +322,7 @@ def checks() -> None:
     for q_block in (128, 256):
         lists = random_lists(1, 12, -(-32760 // q_block), 256, {1: 0.1})
         lists[1][1][..., -1] = 255  # the ragged block, ascending still
-        for name in ("default", "ptr 128x64 s3", "tma 128x64 s2 r128 (2 per SM)", "ws 128x128 s2",
-                     "ws 128x64 s4"):  # fmt: skip
+        for name in ("default", "ptr 128x64 s3", "tma 128x64 s2 r128 (2 per SM)"):
             call = lambda q=q_block, n=name, x=lists: check(  # noqa: E731
                 f"32760 q{q} {n}", *wan, x, q, 128, BINARY_128[n]
             )

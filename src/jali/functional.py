@@ -260,5 +260,5 @@ def _dense(
             f"causal as well; got {mask.dtype} {list(mask.shape)}"
         )
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, scale=border.check_scale(scale, D), enable_gqa=H != k.shape[1]
+        q, k, v, attn_mask=mask, scale=border.check_scale(scale, D), enable_gqa=k.shape[1] != H
     )

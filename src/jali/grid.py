@@ -97,7 +97,7 @@ class TokenGrid:
         """Accept a grid as it is, or a (frames, height, width) triple."""
         if isinstance(shape, TokenGrid):
             return shape
-        if isinstance(shape, str) or not isinstance(shape, Sequence) or len(shape) != 3:
+        if not isinstance(shape, Sequence) or len(shape) != 3:
             raise ValueError(
                 f"a grid is a TokenGrid or a (frames, height, width) triple, got {shape!r}"
             )

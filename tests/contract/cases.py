@@ -108,7 +108,7 @@ def defined(method: str, geometry: Geometry) -> bool:
     if method == "rf_v2_compat":
         video = sum(s.tokens for s in geometry.q.segments if isinstance(s, Box))
         aligned = video == geometry.q.tokens or video % 32 == 0
-        return geometry.square and geometry.H == geometry.kv and aligned
+        return geometry.square and geometry.kv == geometry.H and aligned
     if method == "ada_bsa_compat":
         return geometry.square
     return True
@@ -122,9 +122,6 @@ def _on_cpu(name: str) -> bool:
 # (device, backend): on the CPU those that run there, on CUDA all of them.
 PLACES = [
     *(pytest.param("cpu", name, id=f"cpu-{name}") for name in BACKENDS if _on_cpu(name)),
-    *(
-        pytest.param("cuda", name, id=f"cuda-{name}", marks=pytest.mark.gpu)
-        for name in BACKENDS
-    ),
+    *(pytest.param("cuda", name, id=f"cuda-{name}", marks=pytest.mark.gpu) for name in BACKENDS),
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

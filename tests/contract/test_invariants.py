@@ -10,10 +10,12 @@ import torch
 from cases import DEVICES, GEOMETRIES, METHODS
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import relative, sdpa, tensors
 
 from jali import Attended, Psa, Site, TokenGrid, attend
+from jali.backends import BACKENDS
 from jali.methods import METHODS as KINDS
+from jali.methods import sampling
+from oracle import relative, sdpa, tensors
 
 GRID = TokenGrid.video(4, 9, 10, text=7)
 SPARSE = [name for name in METHODS if name != "dense"]
@@ -24,7 +26,7 @@ SPARSE = [name for name in METHODS if name != "dense"]
 @pytest.mark.parametrize("method", METHODS)
 def test_density_one_is_sdpa(method: str, geometry: str, device: str) -> None:
     shape = GEOMETRIES[geometry]
-    if "compat" in method and (not shape.square or shape.H != shape.kv or shape.q.tokens == 457):
+    if "compat" in method and (not shape.square or shape.kv != shape.H or shape.q.tokens == 457):
         pytest.skip("compat is undefined here")
     if method == "rf_v2_compat" and geometry == "several":
         pytest.skip("compat is undefined here")
@@ -43,7 +45,8 @@ def test_density_one_is_sdpa(method: str, geometry: str, device: str) -> None:
     if result.plan is not None:
         assert result.plan.cost == 1
         assert result.plan.density == 1
-    assert relative(result.out, sdpa(q.double(), k.double(), v.double())) < 5e-6
+    limit = BACKENDS[result.backend].tolerance[q.dtype] if result.plan is not None else 5e-6
+    assert relative(result.out, sdpa(q.double(), k.double(), v.double())) <= limit
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -86,6 +89,7 @@ def test_same_inputs_same_plan_whatever_came_before(method: str) -> None:
     planned(method, seed=1)
     torch.rand(3)
     state = torch.get_rng_state()
+    sampling._positions.cache_clear()
     again = planned(method)
     assert torch.equal(torch.get_rng_state(), state), "the global generator was used"
     assert first.plan is not None
@@ -164,7 +168,10 @@ def test_no_nan_at_the_end_of_the_half_range(method: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("method", [m for m in METHODS if "compat" not in m])
 def test_nothing_real_gives_zeros(method: str) -> None:
     q, k, v = tensors(200, B=2)
-    for padding in ({"key_length": [200, 0]}, {"key_mask": torch.tensor([[True], [False]]).expand(2, 200)}):
+    for padding in (
+        {"key_length": [200, 0]},
+        {"key_mask": torch.tensor([[True], [False]]).expand(2, 200)},
+    ):
         result = attend(q, k, v, method=METHODS[method], **padding)
         assert result.out.isfinite().all()
         assert (result.out[1] == 0).all()

@@ -119,8 +119,10 @@ def test_all_level_subsets(ratios):
     check(q, k, v, levels, ratios, 64, 64)
 
 
-@pytest.mark.parametrize("k_block", [32, 64, 96, 128])
-@pytest.mark.parametrize("q_block", [64, 128, 192, 256])
+@pytest.mark.parametrize(
+    ("q_block", "k_block"),
+    [(64, 32), (64, 128), (128, 64), (192, 96), (192, 128), (256, 32), (256, 64)],
+)
 def test_blocks(q_block, k_block):
     ratios = (1, 2, 8)
     q, k, v = make_qkv(1, 1, 1, 300, 401, 16)
@@ -128,7 +130,7 @@ def test_blocks(q_block, k_block):
     check(q, k, v, levels, ratios, q_block, k_block)
 
 
-@pytest.mark.parametrize("seq", [1, 63, 64, 127, 129, 256])
+@pytest.mark.parametrize("seq", [1, 63, 128, 129])
 @pytest.mark.parametrize("ratios", [(1,), (1, 4)], ids=str)
 def test_ragged_lengths(seq, ratios):
     q, k, v = make_qkv(1, 1, 1, seq, seq, 32)
@@ -204,12 +206,6 @@ def test_tensor_descriptors(order, block_n):
     q, k, v = make_qkv(2, 2, 1, 100, 200, 64, torch.float16, order)
     config = Config(64, block_n, 32, 4, tma=True)
     check(q, k, v, make_levels((2, 2, 1, 4), (1, 2)), (1, 2), 128, 64, config=config)
-
-
-def test_warp_specialised_loop_masks_the_tail():
-    q, k, v = make_qkv(1, 2, 2, 200, 200, 64, torch.float16)
-    config = Config(128, 64, 64, 4, tma=True, warp_specialize=True)
-    check(q, k, v, make_levels((1, 2, 2, 4), (1,), skip=False), (1,), 128, 64, config=config)
 
 
 @pytest.mark.parametrize("pool_n", [32, 64, 128])

@@ -37,7 +37,7 @@ def choose(name: str, task: Task) -> Backend:
 
 
 def check_name(name: str) -> None:
-    """"auto" or a known backend."""
+    """Only 'auto' and known names pass."""
     if name != "auto" and name not in BACKENDS:
         close = difflib.get_close_matches(name, BACKENDS, n=1)
         guess = f"; did you mean {close[0]!r}?" if close else ";"

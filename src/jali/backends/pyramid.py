@@ -14,9 +14,9 @@ def pool(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Means of every `ratio` neighbouring real keys and values, and the log of their number.
 
-    k, v [B, Hkv, S, D] -> [B, Hkv, G, D] twice, and fp32 [B|1, G] with G = ⌈S / ratio⌉. A pooled
-    key stands for as many keys as are real behind it, so the tail needs no padding; −inf where
-    none is.
+    k, v [B, Hkv, S, D] -> [B, Hkv, G, D] twice, and at least fp32 [B|1, G] with G = ⌈S / ratio⌉.
+    A pooled key stands for as many keys as are real behind it, so the tail needs no padding; −inf
+    where none is.
     """
     S = k.shape[2]
     groups = -(-S // ratio)
@@ -26,7 +26,7 @@ def pool(
     else:
         real = padding.valid(S)
     if ratio == 1:
-        return k, v, real.float().log()
+        return k, v, _log(real, k.dtype)
     count = F.pad(real, (0, missing)).unflatten(1, (groups, ratio)).sum(-1)
     means = []
     for x in (k, v):
@@ -35,4 +35,9 @@ def pool(
             wide = wide.masked_fill(~real[:, None, :, None], 0)
         sums = F.pad(wide, (0, 0, 0, missing)).unflatten(2, (groups, ratio)).sum(3)
         means.append((sums / count.clamp_min(1)[:, None, :, None]).to(x.dtype))
-    return means[0], means[1], count.float().log()
+    return means[0], means[1], _log(count, k.dtype)
+
+
+def _log(count: Tensor, dtype: torch.dtype) -> Tensor:
+    """In fp32, but in fp64 where the attention is."""
+    return count.to(torch.float64 if dtype == torch.float64 else torch.float32).log()

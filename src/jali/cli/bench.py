@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from jali.backends import BACKENDS
@@ -112,14 +114,15 @@ def _tables(rows: list[Row]) -> Iterator[Table | str]:
         yield _table(f"{key[0]}, {key[1]} inputs", [row for row in here if row.why_not is None])
     for name in dict.fromkeys(row.backend for row in rows if row.why_not):
         reasons = next(row.why_not for row in rows if row.backend == name and row.why_not)
-        yield f"[bold]{name}[/] did not run: {reasons}"
+        yield f"[bold]{name}[/] did not run: {escape(reasons or '')}"
 
 
 def _table(title: str, rows: list[Row]) -> Table:
-    table = Table(title=title, caption="× is over the fastest dense kernel of this run")
-    table.add_column("backend")
-    for name in ("asked", "cost", "ms", "TFLOP/s", "×", "plan ms", "whole ms", "×", "error"):
-        table.add_column(name, justify="right")
+    caption = "× is over the fastest dense kernel of this run; whole = planning + attention"
+    table = Table(title=title, caption=caption, box=box.SIMPLE, padding=0, pad_edge=False)
+    table.add_column("backend", no_wrap=True)
+    for name in ("asked", "cost", "ms", "TFLOP/s", "×", "plan ms", "whole ms", "× whole", "error"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.backend,

@@ -52,7 +52,7 @@ def demo(
         typer.echo(json.dumps(table, indent=2))
         return
     _print_table(found)
-    _say(found.plans["entropy"].show(head=0, width=72))
+    _say(found.plans["entropy"].show(head=0, width=56))
     if drawn:
         _say(f"Open {output_dir / 'index.html'}; beside it: {', '.join(drawn)}")
     else:

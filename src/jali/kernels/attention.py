@@ -36,7 +36,6 @@ class Config:
     stages: int = 2
     pool_stages: int = 2
     tma: bool = False
-    warp_specialize: bool = False
     max_registers: int | None = None
 
 
@@ -57,7 +56,7 @@ def default_config(
             return Config(128, 64, 64, 8, 2, 2, tma=True)
         tile = min(64, k_block)
         if width == 128:
-            return Config(128, tile, 32, 8, 2, 4, tma=True, max_registers=128)
+            return Config(128, tile, 64, 8, 2, 2, tma=True, max_registers=128)
         return Config(128, tile, 64, 8, 3, 3, tma=True, max_registers=128)
     if capability[0] == 10:
         tile = 64 if width > 128 else min(128, k_block)
@@ -128,7 +127,7 @@ def _attention_kernel(
     STAGES: tl.constexpr, POOL_STAGES: tl.constexpr,
     HAS_FULL: tl.constexpr, HAS_POOLED: tl.constexpr, EVEN: tl.constexpr,
     HAS_LENGTH: tl.constexpr, HAS_ORDER: tl.constexpr, TMA: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one query block of one head, over everything its lists name.
 
@@ -190,9 +189,6 @@ def _attention_kernel(
             straddles = (next_block == whole) & (length % K_BLOCK != 0)
             real = full + straddles.to(tl.int32)
 
-        if WARP_SPECIALIZE:
-            # The compiler specialises a kernel with one loop only: no peeled tail.
-            full = real
         full_tiles = full * K_BLOCK // BLOCK_N
         # Each index is fetched one tile before its keys are: with the index in a register the
         # pipeliner sees no chain of two loads, and all its stages hold keys.
@@ -201,7 +197,7 @@ def _attention_kernel(
             ahead = tl.load(index + first, mask=first < full, other=0)
         else:
             ahead = tl.load(index, mask=full_tiles > 0, other=0)
-        for t in tl.range(0, full_tiles, num_stages=STAGES, warp_specialize=WARP_SPECIALIZE):
+        for t in tl.range(0, full_tiles, num_stages=STAGES):
             if BLOCK_N > K_BLOCK:
                 rows = ahead * K_BLOCK + offs_n % K_BLOCK
                 following = (t + 1) * (BLOCK_N // K_BLOCK) + offs_n // K_BLOCK
@@ -209,12 +205,9 @@ def _attention_kernel(
                 k = _gather(k_base, rows, ks, offs_d, D, BLOCK_D, WIDE)
                 v = _gather(v_base, rows, vs, offs_d, D, BLOCK_D, WIDE)
             else:
-                if WARP_SPECIALIZE:
-                    block = tl.load(index + t // (K_BLOCK // BLOCK_N))
-                else:
-                    block = ahead
-                    following = (t + 1) // (K_BLOCK // BLOCK_N)
-                    ahead = tl.load(index + following, mask=following < full, other=0)
+                block = ahead
+                following = (t + 1) // (K_BLOCK // BLOCK_N)
+                ahead = tl.load(index + following, mask=following < full, other=0)
                 row = block * K_BLOCK + (t % (K_BLOCK // BLOCK_N)) * BLOCK_N
                 if TMA:
                     k_row = (b * k_row_b + h_kv * k_row_h).to(tl.int32) + row
@@ -225,13 +218,9 @@ def _attention_kernel(
                     row64 = row.to(tl.int64)
                     k = _gather(k_base + row64 * ks, offs_n, ks, offs_d, D, BLOCK_D, False)
                     v = _gather(v_base + row64 * vs, offs_n, vs, offs_d, D, BLOCK_D, False)
-            if WARP_SPECIALIZE and not EVEN:
-                bias = tl.where(row + offs_n < length, 0.0, float("-inf"))
-                acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
-            else:
-                acc, total, top = _step(acc, total, top, q, k, v, scale, 0.0, PRECISION)
+            acc, total, top = _step(acc, total, top, q, k, v, scale, 0.0, PRECISION)
 
-        if not WARP_SPECIALIZE and (not EVEN or BLOCK_N > K_BLOCK):
+        if not EVEN or BLOCK_N > K_BLOCK:
             # At most max(2, K_BLOCK / BLOCK_N) tiles: what does not fill a tile, and the tail.
             for t in tl.range(full_tiles, tl.cdiv(real * K_BLOCK, BLOCK_N), num_stages=1):
                 at = t * BLOCK_N + offs_n
@@ -350,17 +339,9 @@ def _fit(config: Config, q_block: int, k_block: int, views: _Views | None) -> Co
     divisor = k_block & -k_block
     block_n = min(config.block_n, divisor) if divisor != k_block else config.block_n
     tma = config.tma and block_n <= k_block and views is not None
-    specialize = config.warp_specialize and tma and block_m == 128
-    # Tensor-core instructions take 64 rows per four warps, so fewer rows cannot feed eight;
-    # a specialised program has four warps by name, which the compiler multiplies.
-    num_warps = config.num_warps
-    if not specialize:
-        num_warps = 8 if config.warp_specialize else num_warps
-        num_warps = num_warps if block_m >= 128 else min(num_warps, 4)
-    return replace(
-        config, block_m=block_m, block_n=block_n, num_warps=num_warps, tma=tma,
-        warp_specialize=specialize,
-    )  # fmt: skip
+    # Tensor-core instructions take 64 rows per four warps, so fewer rows cannot feed eight.
+    num_warps = config.num_warps if block_m >= 128 else min(config.num_warps, 4)
+    return replace(config, block_m=block_m, block_n=block_n, num_warps=num_warps, tma=tma)
 
 
 def _check(
@@ -399,20 +380,6 @@ def _check(
             raise ValueError(f"ratio {ratio}: {tuple(counts.shape)} does not broadcast to q")
         if indices.stride(3) != 1 and indices.shape[3] > 1:
             raise ValueError(f"ratio {ratio}: the last dim of indices must be contiguous")
-
-
-def _one_loop(
-    lists: Mapping[int, object], views: _Views | None, batch: int, even: bool,
-    key_length: Tensor | None,
-) -> bool:  # fmt: skip
-    """Whether one loop over whole tiles does it all, which is what warp specialisation takes.
-
-    A ragged tail is masked inside that loop, but only where the rows behind it lie outside the
-    tensor and so read as zero: those of another head or sample might be NaN.
-    """
-    if views is None or set(lists) != {1} or key_length is not None:
-        return False
-    return even or (batch == 1 and views[1].row_h == 0 and views[2].row_h == 0)
 
 
 def _empty_like(q: Tensor) -> Tensor:
@@ -463,8 +430,6 @@ def block_sparse_attention(
         config = default_config(dim, k_block, capability, q.element_size())
     even = key_length is None and seq_k % k_block == 0
     views = _views(q, k, v) if config.tma else None
-    if config.warp_specialize and not _one_loop(lists, views, batch, even, key_length):
-        config = replace(config, warp_specialize=False, num_warps=8)
     cfg = _fit(config, q_block, k_block, views)
 
     granules: Granules | None = None
@@ -515,7 +480,7 @@ def block_sparse_attention(
             HAS_FULL=counts is not None, HAS_POOLED=granules is not None,
             EVEN=even,
             HAS_LENGTH=key_length is not None, HAS_ORDER=head_order is not None,
-            TMA=cfg.tma, WARP_SPECIALIZE=cfg.warp_specialize, WIDE=reach >= 2**31,
+            TMA=cfg.tma, WIDE=reach >= 2**31,
             PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
             num_warps=cfg.num_warps, num_stages=cfg.stages, **options,
         )  # fmt: skip

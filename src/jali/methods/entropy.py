@@ -36,6 +36,7 @@ class Entropy(Method):
     order: Order = field(default_factory=Raster)
 
     name: ClassVar[str] = "entropy"
+
     def __post_init__(self) -> None:
         if not 0 <= self.sharpness < math.inf:
             raise ValueError(f"sharpness must be a finite number >= 0, got {self.sharpness}")

@@ -14,7 +14,7 @@ from jali.layout import BlockLayout, Blocks, block_layout
 from jali.methods.method import Method, Query
 from jali.order import FrameWindows, Order, Raster, Tiled
 from jali.plan import BlockPlan
-from jali.scoring import block_means, mean_scores
+from jali.scoring import block_means, mean_scores, wide
 from jali.selection import keep_top
 
 
@@ -91,7 +91,9 @@ class RfV2(Method):
         # Rounded to the input's precision at every stage, as there: ties are part of the result.
         q_mean = block_means(query.q, layout.blocks.q).to(dtype)
         k_mean = block_means(query.k, layout.blocks.k).to(dtype)
-        scores = (q_mean @ k_mean.transpose(-1, -2) * query.scale).softmax(-1)
+        # (The product itself accumulates in fp32 everywhere, and some CPUs have no other.)
+        products = (wide(q_mean) @ wide(k_mean).transpose(-1, -2)).to(dtype)
+        scores = (products * query.scale).softmax(-1)
         keep = max(1, math.ceil(layout.N * (1 - self.sparsity)))
         threshold = scores.topk(keep, dim=-1).values[..., -1:]
         rows = layout.text_rows | layout.first_rows | layout.single_rows

@@ -1,0 +1,123 @@
+"""Backends: choosing, reasons, dense calls, scratch, causal pooled tails."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import jali.backends.torch as torch_backend
+from jali import BlockPlan, Blocks, Budget, Entropy, Psa, TokenGrid, attend, block_layout
+from jali.backends import BACKENDS, Reference, Task, Torch, choose, why_not
+from jali.backends.dense import stock
+from jali.padding import KeyPadding
+from oracle import relative, sdpa, tensors
+
+CPU = torch.device("cpu")
+
+
+def task(**changes: object) -> Task:
+    given = {"device": CPU, "dtype": torch.float32, "head_dim": 64, "heads": 4, "kv_heads": 4}
+    return Task(**{**given, "q_tokens": 100, "k_tokens": 100, **changes})  # type: ignore[arg-type]
+
+
+def test_two_backends_run_anything() -> None:
+    for changes in ({}, {"head_dim": 17}, {"dtype": torch.float64}, {"ratios": (1, 2, 4, 8)},
+                    {"padding": "mask"}, {"causal": True}, {"kv_heads": 1}):  # fmt: skip
+        reasons = why_not(task(**changes))
+        assert reasons["torch"] == []
+        assert reasons["reference"] == []
+
+
+def test_auto_takes_the_fastest_that_can_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    import jali.backends
+
+    jali.backends._said.clear()
+    with caplog.at_level(logging.INFO, logger="jali"):
+        for _ in range(3):
+            assert choose("auto", task()).name == "torch"
+    lines = [r.getMessage() for r in caplog.records if "torch" in r.getMessage()]
+    assert len(lines) == 1
+    assert "CUDA" in lines[0], "it says why not the faster ones"
+
+
+def test_every_reason_is_a_sentence_and_tolerances_are_stated() -> None:
+    for name, backend in BACKENDS.items():
+        assert backend.name == name
+        assert set(backend.tolerance) >= {torch.float16, torch.bfloat16}
+        assert all(0 < t <= 2e-2 for t in backend.tolerance.values())
+        for reason in backend.why_not(task()):
+            assert len(reason) > 8
+
+
+@pytest.mark.parametrize("scratch", [1, 5_000, 10**9])
+def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_backend, "SCRATCH_BYTES", scratch)
+    q, k, v = tensors(300, B=2, H=4, kv=2)
+    for method in (Psa(q_block=32, k_block=16), Entropy(Budget(0.4), q_block=32, k_block=16)):
+        small = attend(q, k, v, method=method, backend="torch")
+        wanted = attend(q, k, v, method=method, backend="reference")
+        assert relative(small.out, wanted.out) < 5e-6
+        torch.testing.assert_close(small.lse, wanted.lse, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [41, 44, 48])
+@pytest.mark.parametrize("ratio", [2, 4, 8])
+def test_causal_pooled_tails(tokens: int, ratio: int) -> None:
+    """A pooled key is seen by queries not before its last *real* token."""
+    q, k, v = tensors(tokens, dtype=torch.float64)
+    layout = block_layout(TokenGrid.flat(tokens), blocks=Blocks(16, 16))
+    levels = torch.where(layout.causal, ratio, 0)
+    levels[:, 0] = 1
+    plan = BlockPlan.from_levels(levels.expand(1, 1, -1, -1), layout, causal=True)
+    out, lse = Torch().attend(q, k, v, plan, 0.25)
+    wanted, sums = Reference().attend(q, k, v, plan, 0.25)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(lse, sums)
+    # The last query sees every real key: its weights count them all.
+    values = torch.ones_like(v)
+    flat, total = Torch().attend(torch.zeros_like(q), k, values, plan, 0.25)
+    assert float(total[0, 0, -1].exp()) == pytest.approx(tokens)
+    torch.testing.assert_close(flat, values)
+
+
+@pytest.mark.parametrize("backend", [Torch(), Reference()])
+def test_fp64_is_really_fp64(backend: object) -> None:
+    q, k, v = tensors(100, dtype=torch.float64)
+    layout = block_layout(TokenGrid.flat(100), blocks=Blocks(16, 16))
+    plan = BlockPlan.from_levels(torch.ones(1, 1, layout.M, layout.N), layout)
+    out, _ = backend.attend(q, k, v, plan, 0.25)  # type: ignore[attr-defined]
+    assert relative(out, sdpa(q, k, v, 0.25)) < 1e-12
+
+
+def test_stock_attention_pads() -> None:
+    q, k, v = tensors(50, B=3, H=4, kv=2)
+    padding = KeyPadding(length=torch.tensor([50, 20, 0], dtype=torch.int32))
+    out = stock(q, k, v, 0.25, padding)
+    assert relative(out[1:2], sdpa(q[1:2], k[1:2, :, :20], v[1:2, :, :20], 0.25)) < 5e-6
+    assert (out[2] == 0).all()
+    assert out.isfinite().all()
+
+
+def test_plans_shared_by_heads_and_samples() -> None:
+    q, k, v = tensors(70, B=2, H=4, kv=2)
+    layout = block_layout(TokenGrid.flat(70), blocks=Blocks(16, 16))
+    levels = torch.eye(layout.M, dtype=torch.int64)[None, None] + 1
+    levels[levels == 1] = 0
+    one = BlockPlan.from_levels(levels, layout)
+    many = BlockPlan.from_levels(levels.expand(2, 4, -1, -1), layout)
+    for backend in (Torch(), Reference()):
+        a, b = (backend.attend(q, k, v, plan, 0.25)[0] for plan in (one, many))
+        torch.testing.assert_close(a, b)
+
+
+def test_plans_given_as_lists_run() -> None:
+    q, k, v = tensors(200)
+    plan = attend(q, k, v, method=Psa(q_block=32, k_block=16), backend="torch").plan
+    assert plan is not None
+    listed = BlockPlan(plan.layout, plan.ratios, given=plan.lists)
+    q, k, v = plan.layout.q.arrange(q), plan.layout.k.arrange(k), plan.layout.k.arrange(v)
+    for backend in (Torch(), Reference()):
+        a, b = (backend.attend(q, k, v, p, 0.25)[0] for p in (plan, listed))
+        assert torch.equal(a, b)
