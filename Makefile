@@ -55,8 +55,9 @@ format: $(STAMP)
 
 test: MARK := not gpu and not slow
 test-full: MARK := not gpu
+test-full: FULL := --full
 test test-full: $(STAMP)
-	@BIN=$(BIN) MARK='$(MARK)' SUITES='$(SUITES)' PYTEST='$(PYTEST)' bash .ci/suites
+	@BIN=$(BIN) MARK='$(MARK)' SUITES='$(SUITES)' PYTEST='$(PYTEST) $(FULL)' bash .ci/suites
 
 docs: $(STAMP)
 	@$(BIN)/python benchmarks/tables.py --check

@@ -70,10 +70,12 @@ def attend(
     blocks = method.blocks(chosen.preferred(call.task))
     layout = method.layout(q_grid, k_grid, offset, blocks, q.device)
     padding = call.padding and call.padding.arranged(layout.k)
-    q, k, v = layout.q.arrange(q), layout.k.arrange(k), layout.k.arrange(v)
+    q, k = layout.q.arrange(q), layout.k.arrange(k)
     plan = method.plan(Query(q, k, layout, site, scale, padding, causal))
     executed = plan.coarsen(chosen.fitting(plan.blocks, call.task))
-    out, sums = chosen.attend(q, k, v, executed, scale, padding)
+    spare = None if layout.q.index is None else q  # the rearranged copy has no other use
+    out, sums = chosen.attend(q, k, layout.k.arrange(v), executed, scale, padding, spare)
+    del q, k, spare
     return Attended(
         layout.q.restore(out), layout.q.restore(sums), plan, executed, backend=chosen.name
     )

@@ -164,7 +164,7 @@ class BlockPlan:
         which = "mean over heads" if head is None else f"head {head}"
         title = (
             f"{self.layout.M} query × {self.layout.N} key blocks of {self.blocks}, {which}: "
-            f"cost {self.cost:.3f}, density {self.density:.3f}"
+            f"cost {float(work.mean()):.3f}"
         )
         return "\n".join([title, *lines])
 
@@ -176,11 +176,12 @@ class BlockPlan:
             raise ImportError("plan.figure() needs matplotlib: pip install jali[report]") from error
         figure = Figure(figsize=(6, 6 * self.layout.M / max(self.layout.N, 1) + 1))
         axes: Any = figure.add_subplot()
-        axes.imshow(self._work(batch, head).numpy(), vmin=0, vmax=1, cmap="magma_r", aspect="auto")
+        work = self._work(batch, head)
+        axes.imshow(work.numpy(), vmin=0, vmax=1, cmap="magma_r", aspect="auto")
         axes.set(
             xlabel=f"key blocks of {self.blocks.k}",
             ylabel=f"query blocks of {self.blocks.q}",
-            title=f"cost {self.cost:.3f}, density {self.density:.3f}",
+            title=f"cost {float(work.mean()):.3f}",
         )
         return figure
 

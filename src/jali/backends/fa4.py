@@ -61,7 +61,7 @@ class Fa4(Backend):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None,
+        padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         q, k, v = (contiguous_rows(x) for x in (q, k, v))
         listed = plan.lists[1]

@@ -6,6 +6,7 @@ each other, so that two ordinary batched products do the attention. Scratch stay
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,7 +23,7 @@ from jali.order import Index
 from jali.padding import KeyPadding
 from jali.plan import BlockPlan
 
-SCRATCH_BYTES = 16 * 2**20
+SCRATCH_BYTES = 12 * 2**20
 
 
 class Torch(Backend):
@@ -41,39 +42,35 @@ class Torch(Backend):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None,
+        padding: KeyPadding | None = None, spare: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         B, H, Sq, D = q.shape
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         levels = [_Level.of(k, v, ratio, plan, padding) for ratio in plan.ratios]
-        out = torch.empty_like(q)
+        out = torch.empty_like(q) if spare is None else spare
         lse = torch.empty(B, H, Sq, dtype=torch.float32, device=q.device)
-        block = plan.blocks.q
+        scratch = _Scratch(dtype, q.device)
         for rows in _chunks(plan, B, H, D):
+            scratch.clear()
             batch, head, m = (torch.from_numpy(x).to(q.device) for x in rows)
-            first = int(rows.m[0]) * block
-            length = min(block, Sq - first)  # chunks never mix the short last block with others
-            at = m[:, None] * block + torch.arange(length, device=q.device)
-            kv_row = batch * k.shape[1] + head // (H // k.shape[1])
-            read = [level.read(batch, head, m, kv_row, dtype) for level in levels]
-            keys, values, bias, place = (_joined(part) for part in zip(*read, strict=True))
-            assert keys is not None
-            assert values is not None
-            step = max(1, SCRATCH_BYTES // (keys.shape[0] * keys.shape[1] * 4))
+            # Chunks never mix the short last block with others, so all rows are of one length.
+            length = min(plan.blocks.q, Sq - int(rows.m[0]) * plan.blocks.q)
+            at = m[:, None] * plan.blocks.q + torch.arange(length, device=q.device)
+            read = _read(levels, rows, k.shape[2], k.shape[1], H, scratch)
+            step = max(1, scratch.room // (read.keys.shape[0] * read.keys.shape[1]))
             for part in at.split(step, dim=1):
                 where = (batch[:, None], head[:, None], part)
-                queries = q[where].to(dtype) * scale
-                logits = torch.bmm(queries, keys.transpose(1, 2))
-                if bias is not None:
-                    logits += bias[:, None]
+                queries = q[where].to(dtype).mul_(scale)
+                logits = scratch.take(len(m), part.shape[1], read.keys.shape[1])
+                torch.bmm(queries, read.keys.transpose(1, 2), out=logits)
+                if read.bias is not None:
+                    logits += read.bias[:, None]
                 if plan.causal:
                     assert plan.layout.offset is not None
-                    assert place is not None
-                    # A short last group ends with the keys.
-                    place = place.clamp_max(plan.layout.k.tokens - 1)
-                    ahead = place[:, None] > part[:, :, None] + plan.layout.offset
+                    ahead = read.last[:, None] > part[:, :, None] + plan.layout.offset
                     logits.masked_fill_(ahead, -torch.inf)
-                out_part, lse_part = _softmax_times(logits, values)
+                out_part, lse_part = _softmax_times(logits, read.values)
+                scratch.give(logits)
                 out[where] = out_part.to(q.dtype)
                 lse[where] = lse_part.float()
         return out, lse
@@ -87,6 +84,46 @@ def _softmax_times(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     total = logits.sum(-1, keepdim=True)
     out = torch.bmm(logits, values).div_(total.clamp_min(torch.finfo(total.dtype).tiny))
     return out, (total.log() + top).squeeze(-1)
+
+
+class _Scratch:
+    """One piece of memory, used for every chunk again: fresh memory costs more than the work."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.memory = torch.empty(SCRATCH_BYTES // dtype.itemsize, dtype=dtype, device=device)
+        self.used = 0
+
+    @property
+    def room(self) -> int:
+        """Elements left, at least a few: what does not fit gets memory of its own."""
+        return max(self.memory.numel() - self.used, self.memory.numel() // 8)
+
+    def take(self, *shape: int) -> Tensor:
+        size = math.prod(shape)
+        if self.used + size > self.memory.numel():
+            return self.memory.new_empty(shape)
+        found = self.memory[self.used : self.used + size].view(shape)
+        self.used += size
+        return found
+
+    def give(self, last: Tensor) -> None:
+        """Take back what was taken last."""
+        if last.untyped_storage().data_ptr() == self.memory.untyped_storage().data_ptr():
+            self.used -= last.numel()
+
+    def clear(self) -> None:
+        self.used = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What a chunk of R rows reads, side by side: keys and values [R, n, D], the bias of each key
+    [R, n] (None where all are 0), and the place of each key's last token [R, n]."""
+
+    keys: Tensor
+    values: Tensor
+    bias: Tensor | None
+    last: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +148,8 @@ class _Level:
         # Several levels share one bias; a plan of one level may do without.
         plain = plan.ratios == (1,) and padding is None and not missing
         keys, values = (
-            F.pad(x, (0, 0, 0, missing)).reshape(-1, rows, x.shape[-1]) for x in (keys, values)
+            (F.pad(x, (0, 0, 0, missing)) if missing else x).reshape(-1, rows, x.shape[-1])
+            for x in (keys, values)
         )
         log_count = F.pad(log_count, (0, missing), value=-torch.inf).unflatten(1, (N, rows))
         listed = plan.lists[ratio]
@@ -119,36 +157,59 @@ class _Level:
             keys, values, None if plain else log_count, listed.counts, listed.indices, N, ratio
         )
 
-    def read(
-        self, batch: Tensor, head: Tensor, m: Tensor, kv_row: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """The blocks these rows read, side by side: keys and values [R, n, D], the bias of each
-        key [R, n] (None where it is 0), and the place of each key's last token."""
-        b, h = batch % self.counts.shape[0], head % self.counts.shape[1]
-        count = self.counts[b, h, m]
+    @property
+    def rows(self) -> int:
+        return self.keys.shape[1]
+
+    def bias(self, batch: Tensor, chosen: Tensor, listed: Tensor, like: Tensor) -> Tensor | None:
+        """What is added to the logits: the log of the keys behind each, −inf for none. [R, n]."""
+        if self.log_count is None and bool(listed.all()):
+            return None
+        if self.log_count is None:
+            bias = like.new_zeros(*chosen.shape, self.rows)
+        else:
+            bias = self.log_count[(batch % self.log_count.shape[0])[:, None], chosen].to(like)
+        return bias.masked_fill(~listed[..., None], -torch.inf).flatten(1)
+
+
+def _read(
+    levels: list[_Level], rows: _Rows, tokens: int, kv_heads: int, heads: int, scratch: _Scratch
+) -> _Read:
+    """Gather the blocks that these rows read of all `tokens` keys, level after level."""
+    device = levels[0].keys.device
+    batch, head, m = (torch.from_numpy(x).to(device) for x in rows)
+    kv_row = batch * kv_heads + head // (heads // kv_heads)
+    found = []
+    for level in levels:
+        b, h = batch % level.counts.shape[0], head % level.counts.shape[1]
+        count = level.counts[b, h, m]
         most = int(count.max())
-        chosen = self.indices[b, h, m, :most].long()
-        flat = (kv_row[:, None] * self.blocks + chosen).flatten()
-        rows, D = self.keys.shape[1:]
-        keys, values = (
-            x.index_select(0, flat).view(len(m), most * rows, D).to(dtype)
-            for x in (self.keys, self.values)
-        )
-        group = chosen[..., None] * rows + torch.arange(rows, device=m.device)
-        place = (group + 1) * self.ratio - 1
-        listed = torch.arange(most, device=m.device) < count[:, None]
-        bias = None
-        if self.log_count is not None:
-            bias = self.log_count[batch[:, None] % self.log_count.shape[0], chosen].to(dtype)
-        if int(count.min()) < most:
-            bias = keys.new_zeros(*chosen.shape, rows) if bias is None else bias
-            bias = bias.masked_fill(~listed[..., None], -torch.inf)
-        return keys, values, None if bias is None else bias.flatten(1), place.flatten(1)
-
-
-def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-    """Levels side by side along the keys."""
-    return parts[0] if len(parts) == 1 else torch.cat([p for p in parts if p is not None], dim=1)
+        chosen = level.indices[b, h, m, :most].long()
+        listed = torch.arange(most, device=device) < count[:, None]
+        found.append((level, chosen, listed))
+    total = sum(chosen.shape[1] * level.rows for level, chosen, _ in found)
+    D = levels[0].keys.shape[-1]
+    keys, values = scratch.take(len(m), total, D), scratch.take(len(m), total, D)
+    biases, lasts = [], []
+    start = 0
+    for level, chosen, listed in found:
+        flat = (kv_row[:, None] * level.blocks + chosen).flatten()
+        stop = start + chosen.shape[1] * level.rows
+        for into, source in ((keys, level.keys), (values, level.values)):
+            if len(levels) == 1 and source.dtype == into.dtype:
+                torch.index_select(source, 0, flat, out=into.view(-1, *source.shape[1:]))
+            else:
+                into[:, start:stop] = source.index_select(0, flat).view(len(m), -1, D)
+        biases.append(level.bias(batch, chosen, listed, keys))
+        group = chosen[..., None] * level.rows + torch.arange(level.rows, device=device)
+        # The last group may be short: it ends with the last key.
+        last = ((group + 1) * level.ratio).clamp_max(tokens) - 1
+        lasts.append(last.flatten(1))
+        start = stop
+    present = [bias for bias in biases if bias is not None]  # of several levels, all are
+    return _Read(
+        keys, values, torch.cat(present, dim=1) if present else None, torch.cat(lasts, dim=1)
+    )
 
 
 @dataclass(frozen=True)

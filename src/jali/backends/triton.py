@@ -43,7 +43,7 @@ class Triton(Backend):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None,
+        padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         from jali.kernels.attention import block_sparse_attention
 
