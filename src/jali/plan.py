@@ -101,7 +101,7 @@ class BlockPlan:
         """A list per ratio."""
         if self.given is not None:
             return self.given
-        return {ratio: list_blocks(self.levels, ratio) for ratio in self.ratios}
+        return list_blocks(self.levels, self.ratios)
 
     @functools.cached_property
     def cost(self) -> float:
@@ -205,23 +205,27 @@ def check_ratios(ratios: tuple[int, ...], blocks: Blocks) -> None:
         )
 
 
-def list_blocks(levels: Tensor, ratio: int) -> BlockList:
-    """The blocks that uint8 levels [B|1, H|1, M, N] read at this ratio, ascending."""
+def list_blocks(levels: Tensor, ratios: tuple[int, ...]) -> dict[int, BlockList]:
+    """The blocks that uint8 levels [B|1, H|1, M, N] read at each ratio, ascending."""
     if levels.is_cuda:
         from jali import kernels
 
         if kernels.available(levels.device):
-            from jali.kernels.selection import levels_to_lists
+            from jali.kernels.selection import level_lists
 
-            return BlockList(*levels_to_lists(levels, ratio))
-    kept = levels == ratio
-    N = kept.shape[-1]
-    column = torch.arange(N, dtype=torch.int32, device=kept.device)
-    indices = torch.where(kept, column, N).sort(-1).values
-    return BlockList(
-        counts=kept.sum(-1, dtype=torch.int32),
-        indices=indices.where(indices < N, 0).to(torch.int32),
-    )
+            found = level_lists(levels, ratios)
+            return {ratio: BlockList(*part) for ratio, part in found.items()}
+    lists = {}
+    N = levels.shape[-1]
+    column = torch.arange(N, dtype=torch.int32, device=levels.device)
+    for ratio in ratios:
+        kept = levels == ratio
+        indices = torch.where(kept, column, N).sort(-1).values
+        lists[ratio] = BlockList(
+            counts=kept.sum(-1, dtype=torch.int32),
+            indices=indices.where(indices < N, 0).to(torch.int32),
+        )
+    return lists
 
 
 def full_plan(layout: BlockLayout, causal: bool = False) -> BlockPlan:

@@ -121,8 +121,9 @@ def mean_scores(
         from jali.kernels import scores as fused_scores
 
         length = _length(padding)
-        q_mean = fused_scores.block_means(q, layout.blocks.q)
-        k_mean = fused_scores.block_means(k, layout.blocks.k, length)
+        q_mean, k_mean = fused_scores.block_mean_pair(
+            q, k, layout.blocks.q, layout.blocks.k, length
+        )
         k_block = None if length is None else layout.blocks.k
         return fused_scores.mean_scores(q_mean, k_mean, scale, length, k_block)
     valid = padding.valid(layout.k.tokens) if padding is not None else None

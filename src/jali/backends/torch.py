@@ -23,7 +23,7 @@ from jali.order import Index
 from jali.padding import KeyPadding
 from jali.plan import BlockPlan
 
-SCRATCH_BYTES = 12 * 2**20
+SCRATCH_BYTES = 16 * 2**20
 
 
 class Torch(Backend):
@@ -50,39 +50,64 @@ class Torch(Backend):
         out = torch.empty_like(q) if spare is None else spare
         lse = torch.empty(B, H, Sq, dtype=torch.float32, device=q.device)
         scratch = _Scratch(dtype, q.device)
+        tame = _is_tame(q, k, scale)
         for rows in _chunks(plan, B, H, D):
             scratch.clear()
-            batch, head, m = (torch.from_numpy(x).to(q.device) for x in rows)
-            # Chunks never mix the short last block with others, so all rows are of one length.
-            length = min(plan.blocks.q, Sq - int(rows.m[0]) * plan.blocks.q)
-            at = m[:, None] * plan.blocks.q + torch.arange(length, device=q.device)
             read = _read(levels, rows, k.shape[2], k.shape[1], H, scratch)
-            step = max(1, scratch.room // (read.keys.shape[0] * read.keys.shape[1]))
-            for part in at.split(step, dim=1):
-                where = (batch[:, None], head[:, None], part)
-                queries = q[where].to(dtype).mul_(scale)
-                logits = scratch.take(len(m), part.shape[1], read.keys.shape[1])
-                torch.bmm(queries, read.keys.transpose(1, 2), out=logits)
-                if read.bias is not None:
-                    logits += read.bias[:, None]
+            # Chunks never mix the short last block with others, so all rows are of one length.
+            first = int(rows.m[0]) * plan.blocks.q
+            length = min(plan.blocks.q, Sq - first)
+            # Dense rows of a long sequence are cut once more, to keep their logits small.
+            step = max(1, scratch.room // (read.keys.shape[0] * (read.keys.shape[1] + 2 * D)))
+            for start in range(0, length, step):
+                size = min(step, length - start)
+                runs = list(_runs(rows, plan.blocks.q, start, size, length))
+                queries = scratch.take(len(rows.m), size, D)
+                for here, b, h, there in runs:
+                    queries[here] = q[b, h, there].unflatten(0, (-1, size))
+                ahead = None
                 if plan.causal:
                     assert plan.layout.offset is not None
-                    ahead = read.last[:, None] > part[:, :, None] + plan.layout.offset
-                    logits.masked_fill_(ahead, -torch.inf)
-                out_part, lse_part = _softmax_times(logits, read.values)
+                    query = torch.from_numpy(rows.m).to(q.device)[:, None] * plan.blocks.q + start
+                    query = query + torch.arange(size, device=q.device) + plan.layout.offset
+                    ahead = read.last()[:, None] > query[..., None]
+                logits = scratch.take(len(rows.m), size, read.keys.shape[1])
+                out_part, lse_part = _attend(queries, read, scale, ahead, logits, tame)
+                for here, b, h, there in runs:
+                    out[b, h, there] = out_part[here].flatten(0, 1)
+                    lse[b, h, there] = lse_part[here].flatten()
                 scratch.give(logits)
-                out[where] = out_part.to(q.dtype)
-                lse[where] = lse_part.float()
+                scratch.give(queries)
         return out, lse
 
 
-def _softmax_times(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax(logits) @ values and the log-sum-exp, in place of the logits."""
-    top = logits.amax(-1, keepdim=True)
-    top = torch.where(top == -torch.inf, 0, top)  # a row that reads no real key
-    logits.sub_(top).exp_()
-    total = logits.sum(-1, keepdim=True)
-    out = torch.bmm(logits, values).div_(total.clamp_min(torch.finfo(total.dtype).tiny))
+def _is_tame(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether no logit can be beyond ±60, by the norms of q and k.
+
+    Then exp() neither overflows nor loses a row, and the two passes that find and subtract the
+    largest logit of each row can be left out.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    norms = [torch.linalg.vector_norm(x, dim=-1, dtype=dtype).max() for x in (q, k)]
+    return bool(abs(scale) * norms[0] * norms[1] < 60)
+
+
+def _attend(
+    queries: Tensor, read: _Read, scale: float, ahead: Tensor | None, logits: Tensor, tame: bool
+) -> tuple[Tensor, Tensor]:
+    """Two batched products, with the softmax in place of the logits. [R, L, D] and [R, L]."""
+    torch.bmm(queries.mul_(scale), read.keys.transpose(1, 2), out=logits)
+    if read.bias is not None:
+        logits += read.bias[:, None]
+    if ahead is not None:
+        logits.masked_fill_(ahead, -torch.inf)
+    top: Tensor | float = 0.0
+    if not tame:
+        top = logits.amax(-1, keepdim=True)
+        top = torch.where(top == -torch.inf, 0, top)  # a row that reads no real key
+        logits.sub_(top)
+    total = logits.exp_().sum(-1, keepdim=True)
+    out = torch.bmm(logits, read.values).div_(total.clamp_min(torch.finfo(total.dtype).tiny))
     return out, (total.log() + top).squeeze(-1)
 
 
@@ -117,13 +142,23 @@ class _Scratch:
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """What a chunk of R rows reads, side by side: keys and values [R, n, D], the bias of each key
-    [R, n] (None where all are 0), and the place of each key's last token [R, n]."""
+    """What a chunk of R rows reads, side by side: keys and values [R, n, D], and the bias of each
+    key [R, n] (None where all are 0)."""
 
     keys: Tensor
     values: Tensor
     bias: Tensor | None
-    last: Tensor
+    chosen: tuple[tuple[_Level, Tensor], ...]
+    tokens: int
+
+    def last(self) -> Tensor:
+        """The place of each key's last token [R, n]; the last group ends with the last key."""
+        places = []
+        for level, blocks in self.chosen:
+            row = torch.arange(level.rows, device=blocks.device)
+            group = blocks[..., None] * level.rows + row
+            places.append(((group + 1) * level.ratio).clamp_max(self.tokens).flatten(1) - 1)
+        return torch.cat(places, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +225,7 @@ def _read(
     total = sum(chosen.shape[1] * level.rows for level, chosen, _ in found)
     D = levels[0].keys.shape[-1]
     keys, values = scratch.take(len(m), total, D), scratch.take(len(m), total, D)
-    biases, lasts = [], []
+    biases = []
     start = 0
     for level, chosen, listed in found:
         flat = (kv_row[:, None] * level.blocks + chosen).flatten()
@@ -201,15 +236,10 @@ def _read(
             else:
                 into[:, start:stop] = source.index_select(0, flat).view(len(m), -1, D)
         biases.append(level.bias(batch, chosen, listed, keys))
-        group = chosen[..., None] * level.rows + torch.arange(level.rows, device=device)
-        # The last group may be short: it ends with the last key.
-        last = ((group + 1) * level.ratio).clamp_max(tokens) - 1
-        lasts.append(last.flatten(1))
         start = stop
     present = [bias for bias in biases if bias is not None]  # of several levels, all are
-    return _Read(
-        keys, values, torch.cat(present, dim=1) if present else None, torch.cat(lasts, dim=1)
-    )
+    bias = torch.cat(present, dim=1) if present else None
+    return _Read(keys, values, bias, tuple((level, blocks) for level, blocks, _ in found), tokens)
 
 
 @dataclass(frozen=True)
@@ -222,6 +252,26 @@ class _Rows:
 
     def __iter__(self) -> Iterator[Index]:
         return iter((self.batch, self.head, self.m))
+
+
+def _runs(
+    rows: _Rows, block: int, start: int, size: int, length: int
+) -> Iterator[tuple[slice, int, int, slice]]:
+    """Neighbouring rows that one copy serves: their slice of the chunk, sample, head, tokens."""
+    first = 0
+    for row in range(1, len(rows.m) + 1):
+        together = (
+            row < len(rows.m)
+            and size == length == block
+            and rows.batch[row] == rows.batch[first]
+            and rows.head[row] == rows.head[first]
+            and rows.m[row] == rows.m[row - 1] + 1
+        )
+        if not together:
+            at = int(rows.m[first]) * block + start
+            tokens = slice(at, at + (row - first) * size)
+            yield slice(first, row), int(rows.batch[first]), int(rows.head[first]), tokens
+            first = row
 
 
 def _chunks(plan: BlockPlan, B: int, H: int, D: int) -> Iterator[_Rows]:
@@ -239,7 +289,7 @@ def _chunks(plan: BlockPlan, B: int, H: int, D: int) -> Iterator[_Rows]:
     exact = len(plan.ratios) == 1
     while position < len(order):
         first = order[position]
-        row_bytes = 4 * max(1, work[first]) * (plan.blocks.q + 2 * D)
+        row_bytes = 4 * (max(1, work[first]) * (2 * D + plan.blocks.q) + plan.blocks.q * D)
         stop = position + max(1, SCRATCH_BYTES // row_bytes)
         rows = order[position:stop]
         same = is_last[rows] == is_last[first]

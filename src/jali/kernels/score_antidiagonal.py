@@ -25,10 +25,24 @@ from .score_tiles import (
     padded_dim,
     positive_scale,
     power_of_two,
+    processors,
     shared_bytes,
 )
+from .score_views import RowView, row_view, use_descriptors
 
 _NEGATIVE = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _banded(index, row_tiles, column_tiles, BAND: tl.constexpr):
+    """Row and column of the index-th tile of a head, in bands of BAND row tiles.
+
+    So what a wave of programs reads stays in the L2 cache.
+    """
+    band = index // (BAND * column_tiles)
+    band_rows = tl.minimum(BAND, row_tiles - band * BAND)
+    inside = index % (BAND * column_tiles)
+    return band * BAND + inside % band_rows, inside // band_rows
 
 
 @triton.jit
@@ -65,16 +79,10 @@ def _antidiagonal_lse_kernel(
     slot = tl.program_id(1)
     batch = (first_head + slot) // heads
     head = (first_head + slot) % heads
-    # Walk the tiles of a head in bands of BAND row tiles, so that what a wave reads stays in L2.
     GROUPS: tl.constexpr = KEYS // RUN
     row_tiles = tl.cdiv(q_groups, ROWS)
     column_tiles = tl.cdiv(parts, GROUPS)
-    pid = tl.program_id(0)
-    band = pid // (BAND * column_tiles)
-    band_rows = tl.minimum(BAND, row_tiles - band * BAND)
-    inside = pid % (BAND * column_tiles)
-    row_tile = band * BAND + inside % band_rows
-    column_tile = inside // band_rows
+    row_tile, column_tile = _banded(tl.program_id(0), row_tiles, column_tiles, BAND)
 
     limit = keys
     if HAS_LENGTH:
@@ -126,6 +134,120 @@ def _antidiagonal_lse_kernel(
     tl.store(at, value, mask=(q_group < q_groups)[:, None] & (part < parts)[None, :])
 
 
+@triton.jit
+def _write_log_sums(
+    logits,
+    lse,
+    slot,
+    row_tile,
+    column_tile,
+    q_groups,
+    k_groups,
+    parts,
+    scale,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    RUN: tl.constexpr,
+):
+    """log2 of the exponential sums over runs of RUN whole groups, in their natural order."""
+    column = column_tile * KEYS + tl.arange(0, KEYS)
+    logits = tl.where((column < k_groups)[None, :], logits, _NEGATIVE)
+    top = tl.max(logits, 1) * scale
+    top = tl.where(top == _NEGATIVE, 0.0, top)
+    weight = tl.exp2(logits * scale - top[:, None])
+    sums = tl.sum(tl.reshape(weight, [ROWS, KEYS // RUN, RUN]), 2)
+    value = top[:, None] + tl.log2(sums)
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    part = column_tile * (KEYS // RUN) + tl.arange(0, KEYS // RUN)
+    at = lse + (slot.to(tl.int64) * q_groups + row)[:, None] * parts + part[None, :]
+    tl.store(at, value, mask=(row < q_groups)[:, None] & (part < parts)[None, :])
+
+
+@triton.jit
+def _antidiagonal_matrix_kernel(
+    q,  # descriptors of matrices whose rows are groups: see RowView
+    k,
+    lse,  # fp32 [heads of this launch, q_groups, parts]
+    first_head,
+    slots,
+    heads,
+    kv_group,
+    q_groups,
+    k_groups,
+    parts,
+    scale,  # log2 units, divided by the group size
+    q_row_b,
+    q_row_h,
+    q_col_h,
+    q_token,
+    k_row_b,
+    k_row_h,
+    k_col_h,
+    k_token,
+    STRIDE: tl.constexpr,
+    D: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    RUN: tl.constexpr,
+    BAND: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row_tiles = tl.cdiv(q_groups, ROWS)
+    column_tiles = tl.cdiv(parts, KEYS // RUN)
+    tiles = row_tiles * column_tiles
+    STEPS: tl.constexpr = D // DEPTH
+    if PERSISTENT:
+        # One loop over all tiles of a program: the next tile's first reads are under way while
+        # this one takes its exponentials.
+        for index in tl.range(tl.program_id(0), tiles * slots, tl.num_programs(0), flatten=True):
+            slot = index // tiles
+            batch = (first_head + slot) // heads
+            head = (first_head + slot) % heads
+            kv = head // kv_group
+            row_tile, column_tile = _banded(index % tiles, row_tiles, column_tiles, BAND)
+            q_row = batch * q_row_b + head * q_row_h + row_tile * ROWS
+            k_row = batch * k_row_b + kv * k_row_h + column_tile * KEYS
+            logits = tl.zeros([ROWS, KEYS], tl.float32)
+            for step in tl.range(0, STRIDE * STEPS):
+                token = step // STEPS
+                d = (step % STEPS) * DEPTH
+                a = q.load([q_row, head * q_col_h + (STRIDE - 1 - token) * q_token + d])
+                b = k.load([k_row, kv * k_col_h + token * k_token + d])
+                logits = tl.dot(a, tl.trans(b), logits, input_precision=PRECISION)
+            _write_log_sums(
+                logits, lse, slot, row_tile, column_tile, q_groups, k_groups, parts, scale,
+                ROWS, KEYS, RUN,
+            )  # fmt: skip
+    else:
+        index = tl.program_id(0)
+        slot = tl.program_id(1)
+        batch = (first_head + slot) // heads
+        head = (first_head + slot) % heads
+        kv = head // kv_group
+        row_tile, column_tile = _banded(index, row_tiles, column_tiles, BAND)
+        q_row = batch * q_row_b + head * q_row_h + row_tile * ROWS
+        k_row = batch * k_row_b + kv * k_row_h + column_tile * KEYS
+        logits = tl.zeros([ROWS, KEYS], tl.float32)
+        for step in tl.range(0, STRIDE * STEPS):
+            token = step // STEPS
+            d = (step % STEPS) * DEPTH
+            a = q.load([q_row, head * q_col_h + (STRIDE - 1 - token) * q_token + d])
+            b = k.load([k_row, kv * k_col_h + token * k_token + d])
+            logits = tl.dot(a, tl.trans(b), logits, input_precision=PRECISION)
+        _write_log_sums(
+            logits, lse, slot, row_tile, column_tile, q_groups, k_groups, parts, scale,
+            ROWS, KEYS, RUN,
+        )  # fmt: skip
+
+
+def _group_views(q: Tensor, k: Tensor, stride: int) -> tuple[RowView, RowView] | None:
+    """q and k as matrices of whole groups; None where one of them is not."""
+    q_view, k_view = row_view(q, stride), row_view(k, stride)
+    return None if q_view is None or k_view is None else (q_view, k_view)
+
+
 def antidiagonal_tile(q: Tensor, q_groups: int) -> Tile:
     """The configuration used unless the caller names one."""
     depth = min(64 if q.element_size() == 2 else 32, padded_dim(q.shape[3]))
@@ -145,7 +267,9 @@ def antidiagonal_scores(
     key_length: Tensor | None = None,
     *,
     tile: Tile | None = None,
-    band: int = 8,
+    band: int | None = None,
+    tma: bool | None = None,
+    persistent: int = 0,
 ) -> Tensor:
     """Mean softmax mass per key block of the antidiagonal estimator: fp32 [B,H,M,N], rows sum to 1.
 
@@ -154,6 +278,12 @@ def antidiagonal_scores(
     last query group repeats its last token; a short key group is averaged over its `c` real keys
     and weighs c/stride. `q_block` and `k_block` are multiples of `stride`. Scratch is bounded: many
     heads are scored in several launches. No host synchronisation.
+
+    Where lengths are multiples of `stride`, strides allow and there is no `key_length`, q and k are
+    read as matrices through descriptors; `tma` asks for that or forbids it (None: what is faster).
+    `persistent` (with descriptors only): that many programs per multiprocessor take tile after tile,
+    0 gives each tile its own. `tile`, `band`, `tma`
+    and `persistent` tune speed only.
     """
     check_queries_keys(q, k)
     if stride < 1 or stride & (stride - 1) or q_block % stride or k_block % stride:
@@ -164,6 +294,9 @@ def antidiagonal_scores(
     q_groups = cdiv(q_len, stride)
     tile = tile or antidiagonal_tile(q, q_groups)
     scale_log2 = positive_scale(scale)
+    views = None
+    if use_descriptors(q.device, tma) and key_length is None and dim % tile.depth == 0:
+        views = _group_views(q, k, stride)
 
     run = math.gcd(tile.keys, k_block // stride)
     parts_per_block = k_block // stride // run
@@ -175,38 +308,71 @@ def antidiagonal_scores(
     launches = groups_of(batch * heads, q_groups * parts * 4)
     slots = launches[0][1] - launches[0][0]
     lse = torch.empty(slots, q_groups, parts, dtype=torch.float32, device=q.device)
+    precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
     for start, stop in launches:
-        _antidiagonal_lse_kernel[(tiles, stop - start)](
-            q,
-            k,
-            key_length,
-            lse,
-            start,
-            heads,
-            heads // k.shape[1],
-            q_len,
-            k_len,
-            q_groups,
-            parts,
-            scale_log2,
-            q.stride(0),
-            q.stride(1),
-            q.stride(2),
-            k.stride(0),
-            k.stride(1),
-            k.stride(2),
-            STRIDE=stride,
-            D=dim,
-            DEPTH=tile.depth,
-            ROWS=tile.rows,
-            KEYS=tile.keys,
-            RUN=run,
-            BAND=band,
-            HAS_LENGTH=key_length is not None,
-            STAGES=tile.stages,
-            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        if views is not None:
+            q_view, k_view = views
+            total = tiles * (stop - start)
+            most = persistent * processors(q.device)
+            grid = (min(total, most),) if persistent else (tiles, stop - start)
+            _antidiagonal_matrix_kernel[grid](
+                q_view.descriptor(q, tile.rows, tile.depth),
+                k_view.descriptor(k, tile.keys, tile.depth),
+                lse,
+                start,
+                stop - start,
+                heads,
+                heads // k.shape[1],
+                q_groups,
+                k_len // stride,
+                parts,
+                scale_log2 / stride,
+                *q_view.steps,
+                q_view.token,
+                *k_view.steps,
+                k_view.token,
+                STRIDE=stride,
+                D=dim,
+                DEPTH=tile.depth,
+                ROWS=tile.rows,
+                KEYS=tile.keys,
+                RUN=run,
+                BAND=band or 16,
+                PERSISTENT=persistent > 0,
+                PRECISION=precision,
+                **tile.options,
+            )
+        else:
+            _antidiagonal_lse_kernel[(tiles, stop - start)](
+                q,
+                k,
+                key_length,
+                lse,
+                start,
+                heads,
+                heads // k.shape[1],
+                q_len,
+                k_len,
+                q_groups,
+                parts,
+                scale_log2,
+                q.stride(0),
+                q.stride(1),
+                q.stride(2),
+                k.stride(0),
+                k.stride(1),
+                k.stride(2),
+                STRIDE=stride,
+                D=dim,
+                DEPTH=tile.depth,
+                ROWS=tile.rows,
+                KEYS=tile.keys,
+                RUN=run,
+                BAND=band or 8,
+                HAS_LENGTH=key_length is not None,
+                STAGES=tile.stages,
+                PRECISION=precision,
+                **tile.options,
+            )
         mean_mass(lse[: stop - start], flat_out[start:stop], q_block // stride, parts_per_block)
     return out

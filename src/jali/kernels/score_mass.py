@@ -35,14 +35,20 @@ def _mass_kernel(
         real = (row < count)[:, None] & (column < n)[None, :]
         base = lse + head * rows * (n * PARTS) + (first + row)[:, None] * (n * PARTS)
         base += column[None, :] * PARTS
-        top = tl.full([CHUNK], _NEGATIVE, tl.float32)
-        for part in tl.static_range(PARTS):
-            top = tl.maximum(top, tl.max(tl.load(base + part, mask=real, other=_NEGATIVE), 1))
-        # A row without a single real key has no maximum; it must come out as zeros, not NaN.
-        top = tl.where(top == _NEGATIVE, 0.0, top)
-        share = tl.zeros([CHUNK, N_PAD], tl.float32)
-        for part in tl.static_range(PARTS):
-            share += tl.exp2(tl.load(base + part, mask=real, other=_NEGATIVE) - top[:, None])
+        if PARTS == 1:
+            logs = tl.load(base, mask=real, other=_NEGATIVE)
+            top = tl.max(logs, 1)
+            # A row without a single real key has no maximum; it must come out as zeros, not NaN.
+            top = tl.where(top == _NEGATIVE, 0.0, top)
+            share = tl.exp2(logs - top[:, None])
+        else:
+            top = tl.full([CHUNK], _NEGATIVE, tl.float32)
+            for part in tl.static_range(PARTS):
+                top = tl.maximum(top, tl.max(tl.load(base + part, mask=real, other=_NEGATIVE), 1))
+            top = tl.where(top == _NEGATIVE, 0.0, top)
+            share = tl.zeros([CHUNK, N_PAD], tl.float32)
+            for part in tl.static_range(PARTS):
+                share += tl.exp2(tl.load(base + part, mask=real, other=_NEGATIVE) - top[:, None])
         total = tl.sum(share, 1)
         total = tl.where(total > 0.0, total, 1.0)
         mass += tl.sum(share / total[:, None], 0)

@@ -13,42 +13,93 @@ _NEGATIVE = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _block_means_kernel(
-    x,
-    key_length,
-    out,  # fp32 [B, H, blocks, D]
-    heads,
-    tokens,
-    block,
-    blocks,
-    x_b,
-    x_h,
-    x_s,
+def _write_mean(
+    tokens,  # the first token of the block, one head
+    stride,
+    count,
+    out,  # fp32 [D]
+    BLOCK: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     TOKENS: tl.constexpr,
-    HAS_LENGTH: tl.constexpr,
+):
+    """Mean of the first `count` of BLOCK tokens; zeros if there is none."""
+    d = tl.arange(0, D_PAD)
+    t = tl.arange(0, TOKENS)
+    at = tokens + t[:, None] * stride + d[None, :]
+    total = tl.zeros([TOKENS, D_PAD], tl.float32)
+    if D == D_PAD and BLOCK % TOKENS == 0 and count == BLOCK:
+        # Neither masks nor a trip count to wait for: all reads of a block are in flight at once.
+        for start in tl.static_range(0, BLOCK, TOKENS):
+            total += tl.load(at + start * stride).to(tl.float32)
+    else:
+        for start in range(0, count, TOKENS):
+            mask = (start + t < count)[:, None] & (d < D)[None, :]
+            total += tl.load(at + start * stride, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + d, tl.sum(total, 0) / tl.maximum(count, 1), mask=d < D)
+
+
+@triton.jit
+def _block_means_kernel(
+    q,
+    k,  # unused without K_BLOCK
+    key_length,
+    q_out,  # fp32 [B, H, q_blocks, D]
+    k_out,  # fp32 [B, Hkv, k_blocks, D]
+    q_heads,
+    k_heads,
+    q_tokens,
+    k_tokens,
+    q_blocks,
+    k_blocks,
+    q_b,
+    q_h,
+    q_s,
+    k_b,
+    k_h,
+    k_s,
+    Q_BLOCK: tl.constexpr,
+    K_BLOCK: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    Q_LENGTH: tl.constexpr,  # key_length bounds q: it is the only tensor, and holds keys
+    K_LENGTH: tl.constexpr,
 ):
     # Heads are neighbours in memory, so neighbouring programs take neighbouring heads.
     head = tl.program_id(0)
     index = tl.program_id(1)
     batch = tl.program_id(2)
-    limit = tokens
-    if HAS_LENGTH:
-        limit = tl.minimum(limit, tl.load(key_length + batch))
-    first = index * block
-    count = tl.maximum(tl.minimum(block, limit - first), 0)
-    d = tl.arange(0, D_PAD)
-    t = tl.arange(0, TOKENS)
-    base = x + batch.to(tl.int64) * x_b + head.to(tl.int64) * x_h + first.to(tl.int64) * x_s
-    total = tl.zeros([TOKENS, D_PAD], tl.float32)
-    for start in range(0, count, TOKENS):
-        mask = (start + t < count)[:, None] & (d < D)[None, :]
-        part = tl.load(base + (start + t)[:, None] * x_s + d[None, :], mask=mask, other=0.0)
-        total += part.to(tl.float32)
-    mean = tl.sum(total, 0) / tl.maximum(count, 1)
-    row = (batch * heads + head).to(tl.int64) * blocks + index
-    tl.store(out + row * D + d, mean, mask=d < D)
+    if index < q_blocks:
+        if head < q_heads:
+            limit = q_tokens
+            if Q_LENGTH:
+                limit = tl.minimum(limit, tl.load(key_length + batch))
+            first = index * Q_BLOCK
+            count = tl.maximum(tl.minimum(Q_BLOCK, limit - first), 0)
+            at = q + batch.to(tl.int64) * q_b + head.to(tl.int64) * q_h + first.to(tl.int64) * q_s
+            row = (batch * q_heads + head).to(tl.int64) * q_blocks + index
+            _write_mean(at, q_s, count, q_out + row * D, Q_BLOCK, D, D_PAD, TOKENS)
+    elif K_BLOCK > 0:
+        if head < k_heads:
+            limit = k_tokens
+            if K_LENGTH:
+                limit = tl.minimum(limit, tl.load(key_length + batch))
+            index -= q_blocks
+            first = index * K_BLOCK
+            count = tl.maximum(tl.minimum(K_BLOCK, limit - first), 0)
+            at = k + batch.to(tl.int64) * k_b + head.to(tl.int64) * k_h + first.to(tl.int64) * k_s
+            row = (batch * k_heads + head).to(tl.int64) * k_blocks + index
+            _write_mean(at, k_s, count, k_out + row * D, K_BLOCK, D, D_PAD, TOKENS)
+
+
+def _means_out(x: Tensor, block: int) -> Tensor:
+    if x.dim() != 4 or x.stride(3) != 1:
+        raise ValueError("need x [B, H, S, D] with a contiguous last dim")
+    batch, heads, length, dim = x.shape
+    return torch.empty(
+        batch, heads, cdiv(length, block), dim, dtype=torch.float32, device=x.device
+    )
 
 
 def block_means(
@@ -65,29 +116,78 @@ def block_means(
     beyond it do not count; a block without a real token gets zeros. `tokens` (a power of two) are
     read together; it and `warps` tune speed only.
     """
-    if x.dim() != 4 or x.stride(3) != 1:
-        raise ValueError("need x [B, H, S, D] with a contiguous last dim")
+    out = _means_out(x, block)
     batch, heads, length, dim = x.shape
-    blocks = cdiv(length, block)
-    out = torch.empty(batch, heads, blocks, dim, dtype=torch.float32, device=x.device)
-    _block_means_kernel[(heads, blocks, batch)](
+    _block_means_kernel[(heads, out.shape[2], batch)](
         x,
+        None,
         key_length,
         out,
+        None,
         heads,
+        0,
         length,
-        block,
-        blocks,
+        0,
+        out.shape[2],
+        0,
         x.stride(0),
         x.stride(1),
         x.stride(2),
+        0,
+        0,
+        0,
+        Q_BLOCK=block,
+        K_BLOCK=0,
         D=dim,
         D_PAD=padded_dim(dim),
         TOKENS=tokens,
-        HAS_LENGTH=key_length is not None,
+        Q_LENGTH=key_length is not None,
+        K_LENGTH=False,
         num_warps=warps,
     )
     return out
+
+
+def block_mean_pair(
+    q: Tensor,
+    k: Tensor,
+    q_block: int,
+    k_block: int,
+    key_length: Tensor | None = None,
+    *,
+    tokens: int = 32,
+    warps: int = 4,
+) -> tuple[Tensor, Tensor]:
+    """`block_means` of q [B,H,Sq,D] and of k [B,Hkv,Sk,D] in one launch; `key_length` bounds k."""
+    q_out, k_out = _means_out(q, q_block), _means_out(k, k_block)
+    batch, heads, q_len, dim = q.shape
+    kv_heads, k_len = k.shape[1], k.shape[2]
+    if k.shape[0] != batch or k.shape[3] != dim or k.dtype != q.dtype:
+        raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not belong together")
+    blocks = q_out.shape[2], k_out.shape[2]
+    _block_means_kernel[(max(heads, kv_heads), sum(blocks), batch)](
+        q,
+        k,
+        key_length,
+        q_out,
+        k_out,
+        heads,
+        kv_heads,
+        q_len,
+        k_len,
+        *blocks,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        Q_BLOCK=q_block,
+        K_BLOCK=k_block,
+        D=dim,
+        D_PAD=padded_dim(dim),
+        TOKENS=tokens,
+        Q_LENGTH=False,
+        K_LENGTH=key_length is not None,
+        num_warps=warps,
+    )
+    return q_out, k_out
 
 
 @triton.jit

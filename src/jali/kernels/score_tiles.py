@@ -21,7 +21,7 @@ class Tile:
     """One kernel configuration: a `rows` x `keys` tile of logits, `depth` elements deep per step.
 
     All three are powers of two, at least 16. `depth` matters only to kernels that split the inner
-    dimension.
+    dimension. `registers` caps them per thread, so that a second program fits on a multiprocessor.
     """
 
     rows: int = 128
@@ -29,12 +29,19 @@ class Tile:
     warps: int = 8
     stages: int = 3
     depth: int = 64
+    registers: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("rows", "keys", "depth"):
             value = getattr(self, name)
             if value < 16 or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two of at least 16, got {value}")
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch of this tile asks of the compiler."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
 def power_of_two(n: int) -> int:
@@ -92,7 +99,22 @@ def fit(tile: Tile, row_bytes: int, limit: int, *, resident: bool, least_keys: i
             rows //= 2
         else:
             keys //= 2
-    return Tile(rows, keys, tile.warps if rows >= 64 else 4, stages, tile.depth)
+    return Tile(rows, keys, tile.warps if rows >= 64 else 4, stages, tile.depth, tile.registers)
+
+
+def even_splits(tiles: int, programs: int, slots: int, overhead: int = 3) -> int:
+    """Tiles per program when `programs` runs of `tiles` tiles each are cut for `slots` at a time.
+
+    A last, mostly idle wave costs as much as a full one, and every program pays `overhead` tiles to
+    start: weigh the two.
+    """
+
+    def cost(splits: int) -> int:
+        each = cdiv(tiles, splits)
+        return cdiv(programs * cdiv(tiles, each), slots) * (each + overhead)
+
+    best = min(range(1, max(2, min(tiles // 4, 64) + 1)), key=cost)
+    return cdiv(tiles, best)
 
 
 def positive_scale(scale: float) -> float:

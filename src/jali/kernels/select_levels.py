@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .score_tiles import power_of_two
-from .select_lists import as_bytes, row_warps
-from .select_rank import HIGHEST, kth_key, ordered_keys, running_counts
+from .select_lists import as_bytes, row_options
+from .select_rank import HIGHEST, cut_of, kth_key, midpoint, ordered_keys, running_counts
 
 
 @triton.jit
@@ -34,6 +34,7 @@ def _select_levels_kernel(
     HAS_FORCED: tl.constexpr,
     HAS_FULL: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0)
     slot = tl.program_id(1)
@@ -44,14 +45,26 @@ def _select_levels_kernel(
     if HAS_FORCED:
         must = tl.load(forced + row * n + column, mask=real, other=0) != 0
         key = tl.where(must, HIGHEST, key)
+    fixed = tl.sum((key == HIGHEST).to(tl.int32), 0)
     level = tl.zeros([N_PAD], tl.int32)
     for index in tl.static_range(COUNT):
         end = tl.minimum(tl.load(ends + line * end_stride + index), n)
         k = tl.maximum(end, 1)
-        cut = kth_key(key, k)
-        above, equal = running_counts(key, cut)
-        ties = k - tl.max(above, 0)
-        within = real & ((key > cut) | ((key == cut) & (equal <= ties))) & (end > 0)
+        if EARLY:
+            # Forced entries cannot be told apart by rank; an end among them is left to the scan.
+            cut, exact = cut_of(key, real, tl.maximum(k, fixed))
+            exact &= k >= fixed
+            cut = tl.where(k < fixed, HIGHEST, cut)
+        else:
+            cut = kth_key(key, k)
+            exact = k < 0
+        if exact:  # nobody ties at the cut, so nothing needs to be counted
+            within = key > cut
+        else:
+            above, equal = running_counts(key, cut)
+            ties = k - tl.max(above, 0)
+            within = (key > cut) | ((key == cut) & (equal <= ties))
+        within &= real & (end > 0)
         level = tl.where(within & (level == 0), (RATIOS >> (8 * index)) & 0xFF, level)
     if HAS_FORCED:
         level = tl.where(must, 1, level)
@@ -70,13 +83,17 @@ def select_levels(
     forced: Tensor | None = None,
     full_rows: Tensor | None = None,
     cap: Tensor | None = None,
+    *,
+    warps: int | None = None,
+    early_exit: bool = True,
 ) -> Tensor:
     """Level of every block by rank: uint8 [B,H,M,N] with 0 for blocks behind the last end.
 
     Blocks rank by (forced, score descending, lower index); the block of rank p gets the first of
     `ratios` whose end is above p. `ends` int32 [R] or [B,H,M,R]. `forced` bool/uint8 [M,N] blocks
     and all blocks of `full_rows` [M] get level 1. `cap` uint8 [B,H,N], at least 1, bounds levels
-    from above (a skipped block stays skipped). N <= 4096, at most 7 ratios.
+    from above (a skipped block stays skipped). N <= 4096, at most 7 ratios. `warps` and
+    `early_exit` (leave each bisection once it has found its count) tune speed only.
     """
     batch, heads, m, n = scores.shape
     if n > 4096 or not 1 <= len(ratios) <= 7 or ends.shape[-1] != len(ratios):
@@ -99,7 +116,8 @@ def select_levels(
         HAS_FORCED=forced is not None,
         HAS_FULL=full_rows is not None,
         HAS_CAP=cap is not None,
-        num_warps=row_warps(n_pad),
+        EARLY=early_exit,
+        **row_options(n_pad, warps),
     )
     return levels
 
@@ -117,6 +135,7 @@ def _cumulative_ends_kernel(
     N_PAD: tl.constexpr,
     HAS_FORCED: tl.constexpr,
     CROSSING: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0)
     slot = tl.program_id(1)
@@ -138,10 +157,26 @@ def _cumulative_ends_kernel(
         bound = (tl.load(bounds + index) + 1e-6) * total
         # The lowest cut whose entries at or above it still fit; keys of scores are never negative.
         over = 0
-        for step in tl.range(0, 31):
-            lower = over + (1 << (30 - step))
-            fits = spent + tl.sum(tl.where(real & (key >= lower), score, 0.0), 0) <= bound
-            over = tl.where(fits, over, lower)
+        if EARLY:
+            # All at or above `fit` fit; all at or above `over` do not (or `over` is 0). It ends
+            # when one entry lies between the two: that one is the first that does not fit.
+            fit = tl.max(key, 0) + 1
+            between = n
+            step = 0
+            while (over + 1 < fit) & (between > 1):
+                lower = tl.minimum(midpoint(over, fit, step), fit - 1)
+                inside = real & (key >= lower)
+                fits = spent + tl.sum(tl.where(inside, score, 0.0), 0) <= bound
+                fit = tl.where(fits, lower, fit)
+                over = tl.where(fits, over, lower)
+                between = tl.sum((real & (key >= over) & (key < fit)).to(tl.int32), 0)
+                step += 1
+            over = tl.maximum(over, tl.max(tl.where(real & (key < fit), key, 0), 0))
+        else:
+            for step in tl.range(0, 31):
+                lower = over + (1 << (30 - step))
+                fits = spent + tl.sum(tl.where(real & (key >= lower), score, 0.0), 0) <= bound
+                over = tl.where(fits, over, lower)
         # `over` is the highest key at which the sum no longer fits (0 if everything fits).
         inside = real & (key > over)
         used = spent + tl.sum(tl.where(inside, score, 0.0), 0)
@@ -166,6 +201,8 @@ def cumulative_ends(
     *,
     crossing: bool = True,
     forced: Tensor | None = None,
+    warps: int | None = None,
+    early_exit: bool = True,
 ) -> Tensor:
     """How many of the best blocks hold each cumulative share of a row: int32 [B,H,M,R].
 
@@ -190,6 +227,7 @@ def cumulative_ends(
         N_PAD=n_pad,
         HAS_FORCED=forced is not None,
         CROSSING=crossing,
-        num_warps=row_warps(n_pad),
+        EARLY=early_exit,
+        **row_options(n_pad, warps),
     )
     return ends

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .score_tiles import power_of_two
-from .select_rank import HIGHEST, kth_key, ordered_keys, running_counts
+from .select_rank import HIGHEST, cut_of, kth_key, ordered_keys, running_count, running_counts
 
 
 @triton.jit
@@ -28,6 +30,7 @@ def _select_lists_kernel(
     W_PAD: tl.constexpr,
     HAS_FORCED: tl.constexpr,
     HAS_FULL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0)
     slot = tl.program_id(1)
@@ -43,11 +46,19 @@ def _select_lists_kernel(
     if HAS_FULL:
         k = tl.where(tl.load(full_rows + row) != 0, n, k)
     k = tl.minimum(k, n)
-    cut = kth_key(key, k)
-    above, equal = running_counts(key, cut)
-    ties = k - tl.max(above, 0)
-    chosen = real & ((key > cut) | ((key == cut) & (equal <= ties)))
-    place = above + tl.minimum(equal, ties) - 1
+    if EARLY:
+        cut, exact = cut_of(key, real, k)
+        chosen = key > cut
+        if not exact:  # the first of those that tie at the cut belong too
+            ties = k - tl.sum(chosen.to(tl.int32), 0)
+            chosen |= real & (key == cut) & (running_count(key == cut, N_PAD) <= ties)
+        place = running_count(chosen, N_PAD) - 1
+    else:
+        cut = kth_key(key, k)
+        above, equal = running_counts(key, cut)
+        ties = k - tl.max(above, 0)
+        chosen = real & ((key > cut) | ((key == cut) & (equal <= ties)))
+        place = above + tl.minimum(equal, ties) - 1
     k = tl.minimum(k, width)
     tl.store(counts + line, k)
     tl.store(indices + line * width + place, column, mask=chosen & (place < width))
@@ -64,6 +75,7 @@ def select_lists(
     width: int | None = None,
     *,
     warps: int | None = None,
+    early_exit: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The `keep` best key blocks of every row, ascending.
 
@@ -71,7 +83,8 @@ def select_lists(
     bool/uint8 [M,N] blocks come first and count inside `keep`; a row with more of them keeps them
     all. `full_rows` bool/uint8 [M] read every block. Equal scores go to the lower index. Returns
     counts int32 [B,H,M], at least 1, and indices int32 [B,H,M,W] with W = `width` or N: entries
-    behind the count are 0. A `width` below a row's count cuts the row short.
+    behind the count are 0. A `width` below a row's count cuts the row short. `warps` and
+    `early_exit` (leave the bisection once it has found k blocks) tune speed only.
     """
     batch, heads, m, n = scores.shape
     if n > 4096:
@@ -96,37 +109,69 @@ def select_lists(
         W_PAD=power_of_two(width),
         HAS_FORCED=forced is not None,
         HAS_FULL=full_rows is not None,
-        num_warps=warps or row_warps(n_pad),
+        EARLY=early_exit,
+        **row_options(n_pad, warps),
     )
     return counts, indices
 
 
 @triton.jit
-def _level_lists_kernel(levels, counts, indices, n, ratio, N_PAD: tl.constexpr):
+def _level_lists_kernel(
+    levels,
+    counts,  # int32 [COUNT, lines]
+    indices,  # int32 [COUNT, lines, n]
+    lines,
+    n,
+    RATIOS: tl.constexpr,  # one byte per ratio, first ratio lowest
+    COUNT: tl.constexpr,
+    N_PAD: tl.constexpr,
+):
     line = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, N_PAD)
     level = tl.load(levels + line * n + column, mask=column < n, other=0).to(tl.int32)
-    chosen = (level == ratio) & (column < n)
-    place = tl.cumsum(chosen.to(tl.int32), 0)
-    count = tl.max(place, 0)
-    tl.store(counts + line, count)
-    tl.store(indices + line * n + place - 1, column, mask=chosen)
-    tl.store(indices + line * n + column, 0, mask=(column >= count) & (column < n))
+    for index in tl.static_range(COUNT):
+        chosen = level == (RATIOS >> (8 * index)) & 0xFF
+        place = running_count(chosen, N_PAD) - 1
+        count = tl.sum(chosen.to(tl.int32), 0)
+        at = index * lines.to(tl.int64) + line
+        tl.store(counts + at, count)
+        tl.store(indices + at * n + place, column, mask=chosen)
+        tl.store(indices + at * n + column, 0, mask=(column >= count) & (column < n))
+
+
+def level_lists(
+    levels: Tensor, ratios: Sequence[int], *, warps: int | None = None
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """The blocks read at each of `ratios` (1 to 7, all above 0), ascending, in one launch.
+
+    levels uint8 [B,H,M,N] -> per ratio counts int32 [B,H,M] and indices int32 [B,H,M,N]; entries
+    behind the count are 0. A count may be 0.
+    """
+    if not 1 <= len(ratios) <= 7 or min(ratios) < 1:
+        raise ValueError(f"1 to 7 ratios of at least 1, got {tuple(ratios)}")
+    shape = levels.shape
+    n = shape[3]
+    lines = shape[0] * shape[1] * shape[2]
+    n_pad = power_of_two(n)
+    counts = torch.empty(len(ratios), *shape[:3], dtype=torch.int32, device=levels.device)
+    indices = torch.empty(len(ratios), *shape, dtype=torch.int32, device=levels.device)
+    _level_lists_kernel[(lines,)](
+        levels.contiguous(),
+        counts,
+        indices,
+        lines,
+        n,
+        RATIOS=sum(ratio << (8 * i) for i, ratio in enumerate(ratios)),
+        COUNT=len(ratios),
+        N_PAD=n_pad,
+        **row_options(n_pad, warps),
+    )
+    return {ratio: (counts[i], indices[i]) for i, ratio in enumerate(ratios)}
 
 
 def levels_to_lists(levels: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
-    """The blocks read at `ratio`, ascending: levels uint8 [B,H,M,N] -> counts [B,H,M], indices.
-
-    indices int32 [B,H,M,N]; entries behind the count are 0. A count may be 0.
-    """
-    batch, heads, m, n = levels.shape
-    n_pad = power_of_two(n)
-    counts = torch.empty(batch, heads, m, dtype=torch.int32, device=levels.device)
-    indices = torch.empty(batch, heads, m, n, dtype=torch.int32, device=levels.device)
-    _level_lists_kernel[(batch * heads * m,)](
-        levels.contiguous(), counts, indices, n, ratio, N_PAD=n_pad, num_warps=row_warps(n_pad)
-    )
-    return counts, indices
+    """The blocks read at one ratio: see `level_lists`."""
+    return level_lists(levels, (ratio,))[ratio]
 
 
 def as_bytes(flags: Tensor | None) -> Tensor | None:
@@ -137,6 +182,10 @@ def as_bytes(flags: Tensor | None) -> Tensor | None:
     return flags.view(torch.uint8) if flags.dtype == torch.bool else flags
 
 
-def row_warps(n_pad: int) -> int:
-    """One warp per row avoids barriers as long as a row fits its registers."""
-    return 1 if n_pad <= 1024 else n_pad // 1024
+def row_options(n_pad: int, warps: int | None) -> dict[str, int]:
+    """Launch options of kernels that hold one row per program.
+
+    One warp per row avoids barriers as long as a row fits its registers; the cap on those keeps
+    enough rows on a multiprocessor to hide each other's waits.
+    """
+    return {"num_warps": warps or max(1, n_pad // 1024), "maxnreg": 96}

@@ -1,0 +1,67 @@
+"""q and k as plain matrices, which the copy engine of newer GPUs reads a tile at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """x [B,H,S,D] as one matrix whose row holds `group` consecutive tokens of every head.
+
+    Token s of head h, batch b begins at row b*row_b + h*row_h + s//group, column h*col_h +
+    (s % group)*token.
+    """
+
+    shape: tuple[int, int]
+    stride: int
+    row_b: int
+    row_h: int
+    col_h: int
+    token: int
+
+    @property
+    def steps(self) -> tuple[int, int, int]:
+        """What a kernel needs to find a head: row_b, row_h, col_h."""
+        return self.row_b, self.row_h, self.col_h
+
+    def descriptor(self, x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+        """What reads `rows` x `columns` of the matrix at a time, zeros beyond its edge."""
+        return TensorDescriptor(x, list(self.shape), [self.stride, 1], [rows, columns])
+
+
+def row_view(x: Tensor, group: int = 1) -> RowView | None:
+    """The view, or None where length, strides or alignment forbid a descriptor."""
+    batch, heads, length, dim = x.shape
+    sb, sh, ss, sd = x.stride()
+    sb = 0 if batch == 1 else sb
+    sh = 0 if heads == 1 else sh
+    align = 16 // x.element_size()
+    if sd != 1 or ss < dim or ss % align or sh % align or x.data_ptr() % 16 or length % group:
+        return None
+    pitch = group * ss
+    if sb % pitch:
+        return None
+    if (heads - 1) * sh + dim <= ss:
+        row_h, col_h = 0, sh
+    elif sh % pitch == 0:
+        row_h, col_h = sh // pitch, 0
+    else:
+        return None
+    row_b = sb // pitch
+    rows = (batch - 1) * row_b + (heads - 1) * row_h + length // group
+    columns = (group - 1) * ss + (heads - 1) * col_h + dim
+    if rows >= 2**31 or pitch >= 2**31:
+        return None
+    return RowView((rows, columns), pitch, row_b, row_h, col_h, ss)
+
+
+def use_descriptors(device: torch.device, wish: bool | None) -> bool:
+    """Whether to read through descriptors: as wished, else where the tiles were tuned for it."""
+    if wish is not None:
+        return wish
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
