@@ -20,13 +20,23 @@ from jali.bench.shapes import Shape
 from jali.bench.timing import median_ms
 from jali.budget import Budget
 from jali.layout import block_layout
-from jali.methods import Entropy, Method, Query
+from jali.methods import AdaBsa, Entropy, Method, Psa, Query, RfV2
+from jali.order import Raster
 from jali.plan import BlockPlan, full_plan
 from jali.site import Site
 
 log = logging.getLogger("jali")
 
 DENSITIES = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)
+METHODS: dict[str, Method] = {
+    "entropy-0.5": Entropy(Budget(0.5)),
+    "entropy-0.3": Entropy(Budget(0.3)),
+    "rf_v2-0.8": RfV2(sparsity=0.8),
+    "ada_bsa-0.8": AdaBsa(sparsity=0.8),
+    "psa": Psa(),
+    "psa-raster": Psa(order=Raster()),
+    "psa-raster-surrogate": Psa(order=Raster(), importance="surrogate"),
+}
 Inputs = list[tuple[Tensor, Tensor, Tensor]]
 
 
@@ -59,8 +69,10 @@ def run(
     dtype: torch.dtype = torch.bfloat16,
     backends: Iterable[str] = ("fa4", "triton", "flex", "torch"),
     repeats: int = 10,
+    methods: Iterable[str] = (),
 ) -> Iterator[Row]:
-    """Measure row by row: dense kernels first, then every backend at every density."""
+    """Measure row by row: dense kernels, then every backend at every density by lists of the
+    entropy method, then whole calls of the named methods on whatever backend is the fastest."""
     for shape in shapes:
         for kind in kinds:
             inputs = [make_inputs(kind, shape, device, dtype, seed) for seed in range(2)]
@@ -71,6 +83,8 @@ def run(
                 yield from _sparse_rows(
                     shape, kind, inputs, BACKENDS[name], list(densities), best, device, repeats
                 )
+            for name in methods:
+                yield _method_row(shape, kind, inputs, name, best, device, repeats)
 
 
 def _dense_rows(
@@ -180,6 +194,61 @@ def _sparse_row(
             "whole_speedup": best / whole_ms,
         }
     )
+
+
+def _method_row(
+    shape: Shape,
+    kind: str,
+    inputs: Inputs,
+    name: str,
+    best: float,
+    device: torch.device,
+    repeats: int,
+) -> Row:
+    method = METHODS[name]
+    scale = shape.head_dim**-0.5
+    done = attend(*inputs[0], method=method, grid=shape.grid)
+    plan, executed = done.plan, done.executed
+    assert plan is not None
+    assert executed is not None
+    layout = plan.layout
+    arranged = tuple(layout.q.arrange(x) for x in inputs[0])
+    error = sampled_error(*arranged, layout.q.arrange(done.out), executed, scale)
+
+    def planned(q: Tensor, k: Tensor) -> Any:
+        return method.plan(Query(q, k, layout, Site(), scale)).lists
+
+    pairs = [(layout.q.arrange(q), layout.k.arrange(k)) for q, k, _ in inputs]
+    plan_ms = median_ms(planned, pairs, device=device, repeats=repeats)
+
+    def run_plan(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return BACKENDS[done.backend].attend(q, k, v, executed, scale)[0]
+
+    ms = median_ms(run_plan, [arranged], device=device, repeats=repeats)
+    whole_ms = whole(shape, method, inputs, "auto", device, repeats)
+    cost = plan.cost
+    return Row(
+        shape.name,
+        kind,
+        done.backend,
+        name,
+        _asked(method, cost),
+        cost,
+        ms,
+        cost * shape.flops / ms / 1e9,
+        best / ms,
+        error,
+        plan_ms,
+        whole_ms,
+        best / whole_ms,
+    )
+
+
+def _asked(method: Method, cost: float) -> float:
+    """The share of the work that was asked for; the pyramid's levels ask for none."""
+    if isinstance(method, Entropy):
+        return method.budget.mean
+    return 1 - method.sparsity if isinstance(method, RfV2 | AdaBsa) else cost
 
 
 def whole(

@@ -33,6 +33,7 @@ SHAPES: dict[str, Shape] = {
         Shape("wan-720p", 12, 128, TokenGrid.video(21, 45, 80)),
         Shape("cogvideox-5b", 48, 64, TokenGrid.video(13, 30, 45, text=226)),
         Shape("hunyuan-540p", 24, 128, TokenGrid.video(33, 34, 60, text=256, text_side="back")),
+        Shape("psa-32k", 12, 128, TokenGrid.flat(32_768)),
         Shape("tiny", 4, 64, TokenGrid.video(4, 16, 16)),
     )
 }

@@ -18,7 +18,7 @@ from rich.table import Table
 from jali.backends import BACKENDS
 from jali.bench import record
 from jali.bench.inputs import KINDS
-from jali.bench.kernel import DENSITIES, Row, run
+from jali.bench.kernel import DENSITIES, METHODS, Row, run
 from jali.bench.shapes import SHAPES
 from jali.methods import near
 
@@ -40,6 +40,7 @@ def kernel(
     ),
     inputs: Annotated[str, typer.Option(help="gaussian, structured, or both.")] = ",".join(KINDS),
     backends: Annotated[str, typer.Option(help="Comma-separated.")] = "fa4,triton,flex,torch",
+    methods: Annotated[str, typer.Option(help="Whole calls, comma-separated; 'all' for all.")] = "",
     device: Annotated[str, typer.Option(help="cuda or cpu; none given: cuda if there.")] = "",
     repeats: Annotated[
         int, typer.Option(min=1, help="Timed calls per row; the median counts.")
@@ -61,11 +62,14 @@ def kernel(
     budgets = _budgets(densities)
     kinds = _names(inputs, list(KINDS), "kind of input")
     names = _names(backends, list(BACKENDS), "backend")
+    calls: list[str] = list(METHODS) if methods == "all" else []
+    if methods and methods != "all":
+        calls = _names(methods, list(METHODS), "method")
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     console = Console(stderr=as_json)
     rows: list[Row] = []
     with console.status("measuring") as status:
-        for row in run(chosen, kinds, budgets, where, dtype, names, repeats):
+        for row in run(chosen, kinds, budgets, where, dtype, names, repeats, calls):
             rows.append(row)
             status.update(f"{row.shape}, {row.inputs}: {row.backend} at {row.budget}")
     result: dict[str, Any] = {
@@ -118,15 +122,15 @@ def _tables(rows: list[Row]) -> Iterator[Table | str]:
 
 
 def _table(title: str, rows: list[Row]) -> Table:
-    caption = "× is over the fastest dense kernel of this run; whole = planning + attention"
+    caption = "ms; × is over the fastest dense kernel of this run; whole: planning and attention"
     table = Table(title=title, caption=caption, box=box.SIMPLE, padding=0, pad_edge=False)
-    table.add_column("backend", no_wrap=True)
-    for name in ("asked", "cost", "ms", "TFLOP/s", "×", "plan ms", "whole ms", "× whole", "error"):
+    table.add_column("", no_wrap=True)
+    for name in ("asked", "cost", "ms", "TF/s", "×", "plan", "whole", "×", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            row.backend,
-            f"{row.budget:g}",
+            row.backend if row.method in ("dense", "entropy") else row.method,
+            f"{row.budget:.3g}",
             f"{row.cost:.3f}",
             f"{row.ms:.3f}",
             f"{row.tflops:.0f}",

@@ -12,12 +12,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .score_interleave import interleaved_column, run_max
 from .score_tiles import (
     Tile,
     cdiv,
     check_queries_keys,
+    even_splits,
     fit,
     groups_of,
     operand_bytes,
@@ -27,6 +29,7 @@ from .score_tiles import (
     processors,
     shared_bytes,
 )
+from .score_views import use_descriptors
 
 _NEGATIVE = tl.constexpr(float("-inf"))
 
@@ -86,6 +89,7 @@ def _peak_kernel(
     q,
     positions,  # int [m, per_block]
     packed,
+    matrix,  # descriptor of `packed` as [heads * columns, D_PAD], or unused
     bias,
     peaks,  # fp32 [heads of this launch, rows, parts]: unscaled maxima
     sums,  # fp32 [heads of this launch, rows, tiles]: log2-sum-exp per key tile, if NORMALISED
@@ -109,6 +113,7 @@ def _peak_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     NORMALISED: tl.constexpr,
+    MATRIX: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -138,7 +143,10 @@ def _peak_kernel(
     first = split * tiles_per_split
     last = tl.minimum(first + tiles_per_split, tiles)
     for t in tl.range(first, last, num_stages=STAGES):
-        tile = tl.load(k_head + t * (KEYS * D_PAD) + k_tile)
+        if MATRIX:
+            tile = matrix.load([slot * columns + t * KEYS, 0])
+        else:
+            tile = tl.load(k_head + t * (KEYS * D_PAD) + k_tile)
         logits = tl.dot(sample, tl.trans(tile), input_precision=PRECISION)
         if NORMALISED:
             logits += tl.load(bias + slot * columns + t * KEYS + n)[None, :]
@@ -199,10 +207,14 @@ def _pool_peaks_kernel(
     tl.store(out + (slot.to(tl.int64) * m + block) * n + column, best, mask=column < n)
 
 
-def peak_tile(q: Tensor, rows: int, run: int) -> Tile:
+def peak_tile(q: Tensor, rows: int, run: int, tma: bool = False) -> Tile:
     """The configuration used unless the caller names one."""
     row_bytes = operand_bytes(q, padded_dim(q.shape[3]))
-    tile = Tile(128, 128, 4, 2) if q.element_size() == 2 else Tile(64, 32, 4, 2)
+    if q.element_size() == 4:
+        tile = Tile(64, 32, 4, 2)
+    else:
+        # A cap on registers lets a second program multiply while this one takes maxima.
+        tile = Tile(128, 128, 8, 2, registers=128 if tma else None)
     if rows < tile.rows:
         tile = Tile(max(16, power_of_two(rows)), tile.keys, 4, tile.stages)
     least = max(16, run)  # a key block is pooled within one tile
@@ -221,6 +233,7 @@ def sampled_peak_scores(
     *,
     normalised: bool,
     tile: Tile | None = None,
+    tma: bool | None = None,
 ) -> Tensor:
     """Peak importance of sampled queries and keys: fp32 [B,H,M,N], each row sums to 1.
 
@@ -229,7 +242,8 @@ def sampled_peak_scores(
     beyond `key_length` int32 [B] are no samples either. With `normalised` a pair weighs its softmax
     probability over the sampled keys; without, exp(its best logit - the row's best logit). A key
     block without a sample scores 0. Scratch is bounded: many heads are scored in several launches.
-    No host synchronisation.
+    No host synchronisation. `tma` asks for the gathered keys to be read through a descriptor, or
+    forbids it (None: what is faster); it and `tile` tune speed only.
     """
     check_queries_keys(q, k)
     batch, heads, q_len, dim = q.shape
@@ -240,7 +254,8 @@ def sampled_peak_scores(
     q_run = power_of_two(q_positions.shape[1])
     run = power_of_two(k_positions.shape[1])
     rows = m * q_run
-    tile = tile or peak_tile(q, rows, run)
+    tma = use_descriptors(q.device, tma)
+    tile = tile or peak_tile(q, rows, run, tma=tma)
     if run > tile.keys:
         raise ValueError(f"at most {tile.keys} sampled keys per block, got {k_positions.shape[1]}")
     scale_log2 = positive_scale(scale)
@@ -265,8 +280,11 @@ def sampled_peak_scores(
     q_positions, k_positions = q_positions.contiguous(), k_positions.contiguous()
 
     row_tiles = cdiv(rows, tile.rows)
-    wanted = cdiv(8 * processors(q.device), row_tiles * slots)
-    per_split = max(min(8, tiles), cdiv(tiles, wanted))
+    per_split = even_splits(tiles, row_tiles * slots, 2 * processors(q.device))
+    matrix = None
+    if tma:
+        shape = [slots * columns, d_pad]
+        matrix = TensorDescriptor(packed, shape, [d_pad, 1], [tile.keys, d_pad])
     n_pad = power_of_two(n)
     t_pad = power_of_two(tiles)
     chunk = max(1, min(q_run, 4096 // max(n_pad, t_pad)))
@@ -300,6 +318,7 @@ def sampled_peak_scores(
             q,
             q_positions,
             packed,
+            matrix,
             bias,
             peaks,
             sums,
@@ -323,10 +342,10 @@ def sampled_peak_scores(
             ROWS=tile.rows,
             KEYS=tile.keys,
             NORMALISED=normalised,
+            MATRIX=tma,
             STAGES=tile.stages,
             PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            **tile.options,
         )
         _pool_peaks_kernel[(m, size)](
             peaks,

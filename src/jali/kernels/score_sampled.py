@@ -19,6 +19,7 @@ from .score_tiles import (
     Tile,
     cdiv,
     check_queries_keys,
+    even_splits,
     fit,
     groups_of,
     operand_bytes,
@@ -28,6 +29,7 @@ from .score_tiles import (
     processors,
     shared_bytes,
 )
+from .score_views import row_view, use_descriptors
 
 _NEGATIVE = tl.constexpr(float("-inf"))
 
@@ -53,6 +55,7 @@ def _log_sums(logits, scale, GROUPS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.
 def _sampled_lse_kernel(
     q,
     k,
+    k_matrix,  # descriptor of all keys, see RowView, or unused
     positions,  # int [rows]: the token every sample row reads
     key_length,  # int32 [B] or unused
     lse,  # fp32 [heads of this launch, rows, parts]
@@ -70,12 +73,16 @@ def _sampled_lse_kernel(
     k_b,
     k_h,
     k_s,
+    k_row_b,
+    k_row_h,
+    k_col_h,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     GROUPS: tl.constexpr,
     HAS_LENGTH: tl.constexpr,
+    MATRIX: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -100,6 +107,8 @@ def _sampled_lse_kernel(
     k_tile = n[:, None] * k_s + d[None, :]
     lse_rows = lse + slot.to(tl.int64) * rows * parts + row[:, None].to(tl.int64) * parts
     group = tl.arange(0, GROUPS)
+    k_row = batch * k_row_b + (head // kv_group) * k_row_h
+    k_column = (head // kv_group) * k_col_h
 
     first = split * tiles_per_split
     last = tl.minimum(first + tiles_per_split, tl.cdiv(parts, GROUPS))
@@ -107,7 +116,9 @@ def _sampled_lse_kernel(
     full = tl.minimum(last, limit // KEYS)
     for t in tl.range(first, full, num_stages=STAGES):
         at = k_head + tl.cast(t * KEYS, tl.int64) * k_s
-        if D == D_PAD:
+        if MATRIX:
+            tile = k_matrix.load([k_row + t * KEYS, k_column])
+        elif D == D_PAD:
             tile = tl.load(at + k_tile)
         else:
             tile = tl.load(at + k_tile, mask=(d < D)[None, :], other=0.0)
@@ -127,10 +138,18 @@ def _sampled_lse_kernel(
         tl.store(lse_rows + part[None, :], value, mask=mask)
 
 
-def sampled_tile(q: Tensor, rows: int) -> Tile:
+def sampled_tile(q: Tensor, rows: int, tma: bool = False) -> Tile:
     """The configuration used unless the caller names one."""
     row_bytes = operand_bytes(q, padded_dim(q.shape[3]))
-    tile = Tile(128, 128, 8, 2) if q.element_size() == 2 else Tile(64, 32, 4, 2)
+    if q.element_size() == 4:
+        tile = Tile(64, 32, 4, 2)
+    elif tma:
+        # Two programs per multiprocessor: one multiplies while the other takes exponentials.
+        tile = Tile(128, 128, 8, 2, registers=128)
+    elif rows >= 1024:
+        tile = Tile(64, 128, 4, 3)
+    else:
+        tile = Tile(128, 128, 8, 2)
     if rows < tile.rows:
         tile = Tile(max(16, power_of_two(rows)), tile.keys, 4, tile.stages)
     return fit(tile, row_bytes, shared_bytes(q.device), resident=True)
@@ -146,12 +165,15 @@ def sampled_scores(
     key_length: Tensor | None = None,
     *,
     tile: Tile | None = None,
+    tma: bool | None = None,
 ) -> Tensor:
     """Mean softmax mass of each key block over the sampled queries of each query block.
 
     q [B,H,Sq,D], k [B,Hkv,Sk,D] (any strides, last dim contiguous); `positions` int [M,P] names the
     query tokens sampled from each block, all in [0, Sq). `key_length` int32 [B]: keys at or beyond
-    it never count. Returns fp32 [B,H,M,N] whose rows sum to 1. No host synchronisation.
+    it never count. Returns fp32 [B,H,M,N] whose rows sum to 1. No host synchronisation. `tma` asks
+    for keys to be read through a descriptor where strides allow, or forbids it (None: what is
+    faster); it and `tile` tune speed only.
     """
     check_queries_keys(q, k)
     batch, heads, q_len, dim = q.shape
@@ -162,7 +184,8 @@ def sampled_scores(
     per_block = positions.shape[1]
     flat = positions.contiguous()
     rows = m * per_block
-    tile = tile or sampled_tile(q, rows)
+    view = row_view(k) if use_descriptors(q.device, tma) and padded_dim(dim) == dim else None
+    tile = tile or sampled_tile(q, rows, tma=view is not None)
     scale_log2 = positive_scale(scale)
 
     # A tile covers whole parts, a key block is made of whole parts: any block size fits any tile.
@@ -178,14 +201,14 @@ def sampled_scores(
     slots = launches[0][1] - launches[0][0]
     lse = torch.empty(slots, rows, parts, dtype=torch.float32, device=q.device)
     row_tiles = cdiv(rows, tile.rows)
-    # Enough programs for several waves, but key runs long enough to pay for gathering the samples.
-    wanted = cdiv(8 * processors(q.device), row_tiles * slots)
-    per_split = max(min(8, tiles), cdiv(tiles, wanted))
+    per_split = even_splits(tiles, row_tiles * slots, 2 * processors(q.device))
+    matrix = None if view is None else view.descriptor(k, tile.keys, dim)
     for start, stop in launches:
         grid = (row_tiles, cdiv(tiles, per_split), stop - start)
         _sampled_lse_kernel[grid](
             q,
             k,
+            matrix,
             flat,
             key_length,
             lse,
@@ -203,16 +226,17 @@ def sampled_scores(
             k.stride(0),
             k.stride(1),
             k.stride(2),
+            *((0, 0, 0) if view is None else view.steps),
             D=dim,
             D_PAD=padded_dim(dim),
             ROWS=tile.rows,
             KEYS=tile.keys,
             GROUPS=groups,
             HAS_LENGTH=key_length is not None,
+            MATRIX=view is not None,
             STAGES=tile.stages,
             PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            **tile.options,
         )
         mean_mass(lse[: stop - start], flat_out[start:stop], per_block, parts_per_block)
     return out
