@@ -124,4 +124,8 @@ PLACES = [
     *(pytest.param("cpu", name, id=f"cpu-{name}") for name in BACKENDS if _on_cpu(name)),
     *(pytest.param("cuda", name, id=f"cuda-{name}", marks=pytest.mark.gpu) for name in BACKENDS),
 ]
+
+# FlexAttention compiles for some seconds for every new shape: it joins with these only.
+FLEX_METHODS = ("entropy", "entropy_large", "rf_v2", "local")
+FLEX_GEOMETRIES = ("text_front", "batch", "gqa", "chunk_end", "one_query")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from jali.kernels.score_tiles import Tile, fit, groups_of
+from jali.kernels.score_tiles import Tile, even_splits, fit, groups_of
+from jali.kernels.score_views import row_view
 from jali.kernels.scores import (
     antidiagonal_scores,
+    block_mean_pair,
     block_means,
     mean_scores,
     sampled_peak_scores,
@@ -226,6 +229,88 @@ def test_peak_scores_do_not_depend_on_the_tile() -> None:
             q, k, 32, 32, 0.7, q_positions, k_positions, normalised=True, tile=tile
         )
         torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-4)
+
+
+def headed(b: int, s: int, h: int, d: int, seed: int) -> Tensor:
+    """[B,H,S,D] in memory of that order."""
+    return tokens(b, s, h, d, seed).contiguous()
+
+
+@pytest.mark.parametrize("make", [tokens, headed])
+@pytest.mark.parametrize("padded", [False, True])
+def test_sampled_scores_through_descriptors(make: Callable[..., Tensor], padded: bool) -> None:
+    q, k = make(2, 70, 4, 32, 21), make(2, 300, 2, 32, 22)
+    key_length = torch.tensor([133, 300], dtype=torch.int32, device=DEVICE) if padded else None
+    positions = spread(70, 32, 4)
+    tile = Tile(16, 64, 4, 2)
+    want, got = (
+        sampled_scores(q, k, 32, 48, 0.4, positions, key_length, tile=tile, tma=tma)
+        for tma in (False, True)
+    )
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [tokens, headed])
+@pytest.mark.parametrize("persistent", [0, 1])
+@pytest.mark.parametrize(
+    ("sq", "sk", "kb"),
+    [(200, 304, 32), (136, 600, 128), (72, 160, 96), (77, 160, 32)],  # the last is not in groups
+)
+def test_antidiagonal_scores_through_descriptors(
+    make: Callable[..., Tensor], persistent: int, sq: int, sk: int, kb: int
+) -> None:
+    q, k = make(2, sq, 2, 32, 23), make(2, sk, 1, 32, 24)
+    tile = Tile(16, 32, 4, 2, 16)
+    got = antidiagonal_scores(q, k, 64, kb, 0.9, tile=tile, band=2, tma=True, persistent=persistent)
+    limit = torch.full((2,), sk, device=DEVICE)
+    want = antidiagonal_reference(q, k, 64, kb, 0.9, limit)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_peak_scores_through_descriptors(normalised: bool) -> None:
+    q, k = tokens(1, 64, 2, 16, 25), tokens(1, 530, 1, 16, 26)
+    q_positions, k_positions = spread(64, 32, 8), spread(530, 32, 8)
+    want, got = (
+        sampled_peak_scores(
+            q, k, 32, 32, 0.7, q_positions, k_positions, normalised=normalised, tma=tma
+        )
+        for tma in (False, True)
+    )
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [32, 40])
+@pytest.mark.parametrize("padded", [False, True])
+def test_both_means_in_one_launch(dim: int, padded: bool) -> None:
+    q, k = tokens(2, 150, 4, dim, 27), tokens(2, 117, 2, dim, 28)
+    key_length = torch.tensor([33, 117], dtype=torch.int32, device=DEVICE) if padded else None
+    q_means, k_means = block_mean_pair(q, k, 32, 64, key_length)
+    torch.testing.assert_close(q_means, block_means(q, 32, tokens=16))
+    torch.testing.assert_close(k_means, block_means(k, 64, key_length, tokens=16))
+    torch.testing.assert_close(q_means[:, :, 1], q[:, :, 32:64].mean(2), atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_descriptor_can_read() -> None:
+    x = tokens(2, 64, 3, 16, 29)
+    view = row_view(x, 8)
+    assert view is not None
+    assert (view.shape, view.stride, view.steps) == ((16, 8 * 48), 8 * 48, (8, 0, 16))
+    view = row_view(x.contiguous(), 8)
+    assert view is not None
+    assert (view.shape, view.stride, view.steps) == ((48, 128), 128, (24, 8, 0))
+    assert row_view(x[:, :, :63], 8) is None  # a short last group
+    assert row_view(tokens(2, 63, 3, 16, 29)) is not None
+    assert row_view(x[..., :12].contiguous()[..., :7]) is not None
+    assert row_view(x[..., 1:]) is None  # not aligned
+
+
+def test_work_is_cut_into_full_waves() -> None:
+    assert even_splits(591, 120, 264) == 54  # 11 parts: 1,320 programs are five full waves
+    assert even_splits(1, 1, 264) == 1
+    assert even_splits(64, 768, 264) == 64  # enough programs as it is
+    for tiles in (2, 3, 5, 9):
+        assert 1 <= even_splits(tiles, 2, 264) <= tiles
 
 
 def test_heads_are_split_when_scratch_is_large() -> None:

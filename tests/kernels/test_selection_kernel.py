@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from jali.kernels.selection import (
     cumulative_ends,
     entropy_budgets,
+    level_lists,
     levels_to_lists,
     row_entropy,
     select_levels,
@@ -215,6 +216,54 @@ def test_select_levels(per_row: bool, special: bool) -> None:
     for ratio in ratios:
         counts, indices = levels_to_lists(got, ratio)
         rows = (got == ratio).flatten(0, 2)
+        check_lists(counts, indices, [row.nonzero().flatten().tolist() for row in rows])
+
+
+def mixed_scores(n: int) -> Tensor:
+    """Rows of every kind: distinct, tied, with infinities, with NaN, all equal, tiny."""
+    scores = random(1, 2, 4, n, seed=n)
+    scores[0, 0, 1] = scores[0, 0, 1].round()
+    scores[0, 0, 2, : n // 3] = -math.inf
+    scores[0, 0, 3, ::3] = math.nan
+    scores[0, 1, 0] = 0.25
+    scores[0, 1, 1] *= 1e-38
+    scores[0, 1, 2] = (scores[0, 1, 2] * 9).exp()
+    return scores
+
+
+@pytest.mark.parametrize("n", [100, 128, 300, 591])
+@pytest.mark.parametrize("special", [False, True])
+def test_leaving_the_bisection_early_changes_nothing(n: int, special: bool) -> None:
+    scores = mixed_scores(n)
+    forced = (random(4, n, seed=8) > 1.5).to(DEVICE) if special else None
+    full = torch.tensor([False, False, False, True], device=DEVICE) if special else None
+    for keep in ((n // 5, n // 2), (1, n - 1)):
+        given = torch.tensor([keep], dtype=torch.int32, device=DEVICE)
+        want, got = (
+            select_lists(scores, given, forced, full, early_exit=early) for early in (False, True)
+        )
+        assert all(map(torch.equal, got, want))
+    ends = torch.tensor([3, n // 10, n // 4, n], dtype=torch.int32, device=DEVICE)
+    want, got = (
+        select_levels(scores, ends, (1, 2, 4, 8), forced, full, early_exit=early)
+        for early in (False, True)
+    )
+    assert torch.equal(got, want)
+    mass = scores.abs().nan_to_num(0.0, 0.0, 0.0)
+    bounds = torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0], device=DEVICE)
+    want, got = (
+        cumulative_ends(mass, bounds, forced=forced, early_exit=early) for early in (False, True)
+    )
+    assert torch.equal(got, want)
+
+
+def test_all_levels_in_one_launch() -> None:
+    levels = random(1, 2, 3, 200, seed=9).mul(2).round().abs().clamp(max=3)
+    levels = torch.where(levels > 0, 2 ** (levels - 1), 0).to(torch.uint8)
+    lists = level_lists(levels, (1, 2, 4, 8))
+    assert list(lists) == [1, 2, 4, 8]
+    for ratio, (counts, indices) in lists.items():
+        rows = (levels == ratio).flatten(0, 2)
         check_lists(counts, indices, [row.nonzero().flatten().tolist() for row in rows])
 
 

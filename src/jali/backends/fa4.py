@@ -53,10 +53,10 @@ class Fa4(Backend):
         return Blocks(384 if narrow else 256, 128)
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:
-        """Hopper: multiples of 64 rows, and 16..128 keys in steps of 16. Blackwell: 256, 128."""
+        """Hopper: multiples of 64 rows, and 64, 96 or 128 keys. Blackwell: 256, 128."""
         if _generation(task.device) != 9:
             return Blocks(-(-blocks.q // 256) * 256, 128)
-        keys = blocks.k if blocks.k % 16 == 0 and blocks.k <= 128 else 128
+        keys = blocks.k if blocks.k in (64, 96, 128) else 64 if blocks.k < 64 else 128
         return Blocks(-(-blocks.q // 64) * 64, keys)
 
     def attend(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -53,16 +54,24 @@ class Flex(Backend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         assert padding is None
         mask = block_mask(plan, q.shape[0], q.shape[1])
-        out, lse = _compiled()(
-            q,
-            k,
-            v,
-            block_mask=mask,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-            return_lse=True,
-        )
+        with _many_shapes():
+            out, lse = _compiled()(
+                q,
+                k,
+                v,
+                block_mask=mask,
+                scale=scale,
+                enable_gqa=q.shape[1] != k.shape[1],
+                return_lse=True,
+            )
         return out, lse
+
+
+def _many_shapes() -> AbstractContextManager[Any]:
+    """Past a handful of shapes the compiler would give up and, silently, compute everything."""
+    config: Any = torch._dynamo.config
+    renamed = hasattr(config, "recompile_limit")  # since PyTorch 2.6
+    return config.patch({"recompile_limit" if renamed else "cache_size_limit": 1024})
 
 
 def block_mask(plan: BlockPlan, B: int, H: int) -> Any:

@@ -281,7 +281,7 @@ def antidiagonal_scores(
 
     Where lengths are multiples of `stride`, strides allow and there is no `key_length`, q and k are
     read as matrices through descriptors; `tma` asks for that or forbids it (None: what is faster).
-    `persistent` (with descriptors only): that many programs per multiprocessor take tile after tile,
+    `persistent` (with descriptors only): so many programs per multiprocessor take tile after tile;
     0 gives each tile its own. `tile`, `band`, `tma` and `persistent` tune speed only.
     """
     check_queries_keys(q, k)

@@ -80,7 +80,7 @@ def _block_means_kernel(
             at = q + batch.to(tl.int64) * q_b + head.to(tl.int64) * q_h + first.to(tl.int64) * q_s
             row = (batch * q_heads + head).to(tl.int64) * q_blocks + index
             _write_mean(at, q_s, count, q_out + row * D, Q_BLOCK, D, D_PAD, TOKENS)
-    elif K_BLOCK > 0:
+    elif K_BLOCK > 0:  # noqa: SIM102 (what the compiler knows comes first)
         if head < k_heads:
             limit = k_tokens
             if K_LENGTH:
@@ -97,9 +97,7 @@ def _means_out(x: Tensor, block: int) -> Tensor:
     if x.dim() != 4 or x.stride(3) != 1:
         raise ValueError("need x [B, H, S, D] with a contiguous last dim")
     batch, heads, length, dim = x.shape
-    return torch.empty(
-        batch, heads, cdiv(length, block), dim, dtype=torch.float32, device=x.device
-    )
+    return torch.empty(batch, heads, cdiv(length, block), dim, dtype=torch.float32, device=x.device)
 
 
 def block_means(

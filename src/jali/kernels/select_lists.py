@@ -75,6 +75,7 @@ def select_lists(
     width: int | None = None,
     *,
     warps: int | None = None,
+    registers: int = 112,
     early_exit: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The `keep` best key blocks of every row, ascending.
@@ -83,8 +84,9 @@ def select_lists(
     bool/uint8 [M,N] blocks come first and count inside `keep`; a row with more of them keeps them
     all. `full_rows` bool/uint8 [M] read every block. Equal scores go to the lower index. Returns
     counts int32 [B,H,M], at least 1, and indices int32 [B,H,M,W] with W = `width` or N: entries
-    behind the count are 0. A `width` below a row's count cuts the row short. `warps` and
-    `early_exit` (leave the bisection once it has found k blocks) tune speed only.
+    behind the count are 0. A `width` below a row's count cuts the row short. `warps`,
+    `registers` (per thread) and `early_exit` (leave the bisection once it has found k blocks) tune
+    speed only.
     """
     batch, heads, m, n = scores.shape
     if n > 4096:
@@ -110,7 +112,7 @@ def select_lists(
         HAS_FORCED=forced is not None,
         HAS_FULL=full_rows is not None,
         EARLY=early_exit,
-        **row_options(n_pad, warps),
+        **row_options(n_pad, warps, registers),
     )
     return counts, indices
 
@@ -182,10 +184,10 @@ def as_bytes(flags: Tensor | None) -> Tensor | None:
     return flags.view(torch.uint8) if flags.dtype == torch.bool else flags
 
 
-def row_options(n_pad: int, warps: int | None) -> dict[str, int]:
+def row_options(n_pad: int, warps: int | None, registers: int = 128) -> dict[str, int]:
     """Launch options of kernels that hold one row per program.
 
     One warp per row avoids barriers as long as a row fits its registers; the cap on those keeps
     enough rows on a multiprocessor to hide each other's waits.
     """
-    return {"num_warps": warps or max(1, n_pad // 1024), "maxnreg": 96}
+    return {"num_warps": warps or max(1, n_pad // 1024), "maxnreg": registers}
