@@ -68,7 +68,91 @@ def cpu_growth_table() -> str | None:
     return "\n".join(lines)
 
 
+def kernel_table() -> str | None:
+    """The README's: per shape and budget, the slower of the two kinds of input."""
+    result = _newest("kernel-*.json")
+    if result is None:
+        return None
+    rows = [row for row in result["rows"] if row["why_not"] is None]
+    lines = [
+        _gpu_caption(result),
+        "",
+        "| attention | best dense | budget | `fa4` | with planning | `triton` | `flex` | error |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        dense = [r for r in rows if r["shape"] == shape and r["method"] == "dense"]
+        best = min(dense, key=lambda row: row["ms"])
+        for budget in (0.5, 0.3, 0.2, 0.1):
+            here = [
+                r
+                for r in rows
+                if (r["shape"], r["method"], r["budget"]) == (shape, "entropy", budget)
+            ]
+            if not here:
+                continue
+            error = max(r["error"] for r in here if r["backend"] == "fa4")
+            lines.append(
+                f"| {shape} | {best['ms']:.2f} ms ({best['backend']}) | {budget} "
+                f"| **{_slower(here, 'fa4', 'speedup')}** "
+                f"| **{_slower(here, 'fa4', 'whole_speedup')}** "
+                f"| {_slower(here, 'triton', 'speedup')} | {_slower(here, 'flex', 'speedup')} "
+                f"| {error:.1e} |"
+            )
+    return "\n".join(lines)
+
+
+def kernel_rows_table() -> str | None:
+    """Everything that was measured."""
+    result = _newest("kernel-*.json")
+    if result is None:
+        return None
+    lines = [
+        _gpu_caption(result),
+        "",
+        "| shape | inputs | backend | method | asked | cost | ms | TFLOP/s | speed-up | plan ms "
+        "| whole ms | whole speed-up | error |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        if row["why_not"] is None:
+            lines.append(
+                f"| {row['shape']} | {row['inputs']} | {row['backend']} | {row['method']} "
+                f"| {row['budget']:.3g} | {row['cost']:.3f} | {row['ms']:.3f} "
+                f"| {row['tflops']:.0f} | {row['speedup']:.2f}× "
+                f"| {_or_dash(row['plan_ms'], '.3f')} "
+                f"| {_or_dash(row['whole_ms'], '.3f')} | {_or_dash(row['whole_speedup'], '.2f')} "
+                f"| {row['error']:.1e} |"
+            )
+    return "\n".join(lines)
+
+
+def _slower(rows: list[dict[str, Any]], backend: str, what: str) -> str:
+    found = [row[what] for row in rows if row["backend"] == backend and row[what]]
+    return f"{min(found):.2f}×" if found else "–"
+
+
+def _or_dash(value: float | None, how: str) -> str:
+    return "–" if value is None else format(value, how)
+
+
+def _gpu_caption(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    versions = machine["versions"]
+    packages = ", ".join(
+        f"{name} {versions[name]}" for name in ("torch", "triton", "flash-attn-4") if versions[name]
+    )
+    return (
+        f"{machine['gpu']}, {packages}, {result['dtype']}, one layer, batch 1; medians, "
+        f"{machine['date']}. Speed-up is over the fastest dense kernel of the same run, for the "
+        f"slower of two kinds of input (noise, and heads that differ); the error is against fp32 "
+        f"attention over the same plan."
+    )
+
+
 TABLES: dict[str, Callable[[], str | None]] = {
+    "kernel": kernel_table,
+    "kernel-rows": kernel_rows_table,
     "cpu": cpu_table,
     "cpu-memory": cpu_memory_table,
     "cpu-growth": cpu_growth_table,
@@ -87,7 +171,11 @@ def _caption(result: dict[str, Any]) -> str:
 
 def _newest(pattern: str) -> dict[str, Any] | None:
     found = [json.loads(file.read_text(encoding="utf-8")) for file in RESULTS.glob(pattern)]
-    return max(found, key=lambda result: result["date"], default=None)
+    return max(found, key=_date, default=None)
+
+
+def _date(result: dict[str, Any]) -> str:
+    return str(result.get("date") or result["machine"]["date"])
 
 
 def filled(text: str) -> str:

@@ -91,7 +91,8 @@ def _budget_kernel(
 
     power = sharpness.to(tl.float64) * _UNIT * tl.log(tl.maximum(mean, 0.0) + 1e-6)
     power = tl.where(head_real, power, float("-inf"))
-    weight = tl.exp(power - tl.max(power, 0))  # the strongest head weighs 1
+    # The strongest head weighs 1; the weakest one must stay above 0 for its bend to exist.
+    weight = tl.exp(tl.maximum(power - tl.max(power, 0), -600.0))
 
     # The mean of clip(x * weight, low, high) is piecewise linear in x and bends only where a head
     # meets a bound: evaluate every bend at once, then interpolate between its two neighbours.
