@@ -8,6 +8,7 @@ import logging
 from jali.backends.backend import Backend, Task
 from jali.backends.fa4 import Fa4
 from jali.backends.flex import Flex
+from jali.backends.mixed import Mixed
 from jali.backends.reference import Reference
 from jali.backends.torch import Torch
 from jali.backends.triton import Triton
@@ -15,7 +16,7 @@ from jali.backends.triton import Triton
 log = logging.getLogger("jali")
 
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Fa4(), Triton(), Flex(), Torch(), Reference())
+    backend.name: backend for backend in (Fa4(), Mixed(), Triton(), Flex(), Torch(), Reference())
 }
 
 # What `auto` chose is said once for every kind of call, not once per call.
