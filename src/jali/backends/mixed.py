@@ -1,5 +1,5 @@
-"""Pyramids at full speed: FlashAttention-4 reads the blocks at full resolution, jali's Triton kernel
-the pooled ones, and their log-sum-exps tell how to add the two."""
+"""Pyramids at full speed: FlashAttention-4 reads the blocks at full resolution, jali's Triton
+kernel the pooled ones, and their log-sum-exps tell how to add the two."""
 
 from __future__ import annotations
 

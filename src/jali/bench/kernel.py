@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,9 @@ METHODS: dict[str, Method] = {
     "psa": Psa(),
     "psa-raster": Psa(order=Raster()),
     "psa-raster-surrogate": Psa(order=Raster(), importance="surrogate"),
+    "psa-fine": Psa(
+        {1: (0.0, 0.3), 2: (0.3, 0.5), 8: (0.5, 0.8), 0: (0.8, 1.0)}, k_block=128, order=Raster()
+    ),
 }
 Inputs = list[tuple[Tensor, Tensor, Tensor]]
 
@@ -86,7 +89,8 @@ def run(
                     shape, kind, inputs, BACKENDS[name], list(densities), best, device, repeats
                 )
             for name in methods:
-                yield _method_row(shape, kind, inputs, name, best, device, repeats)
+                for backend in _able(METHODS[name], shape, inputs[0][0]):
+                    yield _method_row(shape, kind, inputs, name, backend, best, device, repeats)
 
 
 def _warm(shape: Shape, inputs: Inputs, device: torch.device, seconds: float = 1.0) -> None:
@@ -213,13 +217,14 @@ def _method_row(
     kind: str,
     inputs: Inputs,
     name: str,
+    backend: str,
     best: float,
     device: torch.device,
     repeats: int,
 ) -> Row:
     method = METHODS[name]
     scale = shape.head_dim**-0.5
-    done = attend(*inputs[0], method=method, grid=shape.grid)
+    done = attend(*inputs[0], method=method, grid=shape.grid, backend=backend)
     plan, executed = done.plan, done.executed
     assert plan is not None
     assert executed is not None
@@ -237,7 +242,7 @@ def _method_row(
         return BACKENDS[done.backend].attend(q, k, v, executed, scale)[0]
 
     ms = median_ms(run_plan, [(q, k, v)], device=device, repeats=repeats)
-    whole_ms = whole(shape, method, inputs, "auto", device, repeats)
+    whole_ms = whole(shape, method, inputs, backend, device, repeats)
     cost = plan.cost
     return Row(
         shape.name,
@@ -254,6 +259,14 @@ def _method_row(
         whole_ms,
         best / whole_ms,
     )
+
+
+def _able(method: Method, shape: Shape, q: Tensor) -> list[str]:
+    """The fastest backend; for a pyramid both that are made for it."""
+    task = replace(_task(shape, q), ratios=method.ratios)
+    able = [name for name, backend in BACKENDS.items() if not backend.why_not(task)]
+    pyramid = [name for name in able if name in ("fa4+triton", "triton")]
+    return pyramid if method.ratios != (1,) and pyramid else able[:1]
 
 
 def _asked(method: Method, cost: float) -> float:
