@@ -21,8 +21,8 @@ HEAVY = ("triton", "diffusers", "flash_attn", "transformers", "matplotlib")
 LAYERS = {
     "grid": 0, "order": 1, "layout": 2, "padding": 3, "plan": 4, "site": 0,
     "budget": 5, "scoring": 5, "selection": 5, "maskbook": 5,
-    "methods": 6, "backends": 6, "border": 7, "attend": 8,
-    "functional": 9, "integration": 9, "presets": 9, "families": 9, "": 10,
+    "methods": 6, "backends": 6, "presets": 7, "border": 7, "attend": 8,
+    "functional": 9, "integration": 9.5, "families": 9, "": 10,
     "bench": 11, "quality": 11, "calibrate": 11, "nano": 11, "demo": 12,
     "experiments": 12, "report": 12, "cli": 13, "__main__": 14, "kernels": -1,
 }  # fmt: skip

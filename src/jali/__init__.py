@@ -1,5 +1,7 @@
 """jali: training-free sparse attention for video and image diffusion transformers."""
 
+from typing import TYPE_CHECKING, Any
+
 from jali.attend import Attended, attend
 from jali.budget import Budget
 from jali.functional import sparse_attention
@@ -20,6 +22,13 @@ from jali.methods import (
 from jali.order import FrameWindows, Gilbert, Raster, Tiled
 from jali.plan import BlockPlan
 from jali.site import Site
+
+if TYPE_CHECKING:
+    from jali.integration.families import register_family as register_family
+    from jali.integration.modes import apply_sparse_attention as apply_sparse_attention
+    from jali.integration.modes import make_step_callback as make_step_callback
+    from jali.integration.modes import sparse_processor_mode as sparse_processor_mode
+    from jali.integration.named import register_backend as register_backend
 
 __version__ = "0.1.0"
 
@@ -51,3 +60,24 @@ __all__ = [
     "make_method",
     "sparse_attention",
 ]
+
+# What needs diffusers is found when it is asked for, so that `import jali` stays light.
+_LAZY = {
+    "apply_sparse_attention": "jali.integration.modes",
+    "make_step_callback": "jali.integration.modes",
+    "register_backend": "jali.integration.named",
+    "register_family": "jali.integration.families",
+    "sparse_processor_mode": "jali.integration.modes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'jali' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

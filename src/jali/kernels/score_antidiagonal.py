@@ -248,10 +248,16 @@ def _group_views(q: Tensor, k: Tensor, stride: int) -> tuple[RowView, RowView] |
     return None if q_view is None or k_view is None else (q_view, k_view)
 
 
-def antidiagonal_tile(q: Tensor, q_groups: int) -> Tile:
+def antidiagonal_tile(q: Tensor, q_groups: int, tma: bool = False) -> Tile:
     """The configuration used unless the caller names one."""
     depth = min(64 if q.element_size() == 2 else 32, padded_dim(q.shape[3]))
-    tile = Tile(128, 256, 8, 3, depth) if q.element_size() == 2 else Tile(64, 64, 4, 2, depth)
+    if q.element_size() == 4:
+        tile = Tile(64, 64, 4, 2, depth)
+    elif q_groups < 512:
+        tile = Tile(128, 128, 4, 3, depth)
+    else:
+        # The product is long enough to be bound by what the L2 cache delivers: large tiles.
+        tile = Tile(128, 256, 8, 4, depth) if tma else Tile(256, 128, 8, 3, depth)
     if q_groups < tile.rows:
         tile = Tile(max(16, power_of_two(q_groups)), 128, 4, tile.stages, depth)
     return fit(tile, operand_bytes(q, depth), shared_bytes(q.device), resident=False)
@@ -291,11 +297,13 @@ def antidiagonal_scores(
     k_len = k.shape[2]
     m, n = cdiv(q_len, q_block), cdiv(k_len, k_block)
     q_groups = cdiv(q_len, stride)
-    tile = tile or antidiagonal_tile(q, q_groups)
-    scale_log2 = positive_scale(scale)
     views = None
-    if use_descriptors(q.device, tma) and key_length is None and dim % tile.depth == 0:
+    if use_descriptors(q.device, tma) and key_length is None:
         views = _group_views(q, k, stride)
+    tile = tile or antidiagonal_tile(q, q_groups, tma=views is not None)
+    if dim % tile.depth:
+        views = None
+    scale_log2 = positive_scale(scale)
 
     run = math.gcd(tile.keys, k_block // stride)
     parts_per_block = k_block // stride // run

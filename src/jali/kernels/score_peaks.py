@@ -8,6 +8,8 @@ an exponential per element is needed only for the log-sum-exp.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -271,7 +273,7 @@ def sampled_peak_scores(
     bytes_each += columns * (d_pad * q.element_size() + 4)
     launches = groups_of(batch * heads, bytes_each)
     slots = launches[0][1] - launches[0][0]
-    f32 = {"dtype": torch.float32, "device": q.device}
+    f32: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
     packed = torch.empty(slots, columns, d_pad, dtype=k.dtype, device=k.device)
     bias = torch.empty(slots, columns, **f32)
     has_sample = torch.empty(slots, n, dtype=torch.int32, device=q.device)

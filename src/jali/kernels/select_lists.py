@@ -184,10 +184,13 @@ def as_bytes(flags: Tensor | None) -> Tensor | None:
     return flags.view(torch.uint8) if flags.dtype == torch.bool else flags
 
 
-def row_options(n_pad: int, warps: int | None, registers: int = 128) -> dict[str, int]:
+def row_options(n_pad: int, warps: int | None, registers: int | None = None) -> dict[str, int]:
     """Launch options of kernels that hold one row per program.
 
-    One warp per row avoids barriers as long as a row fits its registers; the cap on those keeps
-    enough rows on a multiprocessor to hide each other's waits.
+    One warp per row avoids barriers as long as a row fits its registers; a cap on those, where the
+    row leaves room for it, keeps enough rows on a multiprocessor to hide each other's waits.
     """
-    return {"num_warps": warps or max(1, n_pad // 1024), "maxnreg": registers}
+    options = {"num_warps": warps or max(1, n_pad // 1024)}
+    if registers is None and n_pad <= 512:
+        registers = 128
+    return options if registers is None else {**options, "maxnreg": registers}

@@ -1,0 +1,1 @@
+"""jali inside other people's pipelines: everything here may import diffusers."""

@@ -1,0 +1,141 @@
+"""Putting a run into a transformer, and taking it out again."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jali.integration import operator
+from jali.integration.clock import ContextHook, listen, stop_listening
+from jali.integration.families import family_of
+from jali.integration.geometry import patch_of
+from jali.integration.processor import SparseProcessor, carry_over, sparse
+from jali.integration.run import Run, Stage, picked, weights_of
+
+
+@dataclass(eq=False)
+class Attachment:
+    """Everything that was changed in one transformer."""
+
+    module: nn.Module
+    stage: Stage
+    processors: list[tuple[Any, SparseProcessor]] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)
+    listening: bool = False
+    new_registry: bool = False
+
+    def detach(self) -> None:
+        """Bring back what was there. Safe to call twice, and half way through attaching."""
+        for attn, ours in self.processors:
+            if attn.processor is ours:  # someone may have put in another one since
+                _put(attn, carry_over(ours))
+        for handle in self.handles:
+            handle.remove()
+        if self.listening:
+            stop_listening(self.module, self.new_registry)
+        self.processors, self.handles, self.listening = [], [], False
+
+
+def unwrapped(module: Any) -> Any:
+    """The module inside a compiled one."""
+    return getattr(module, "_orig_mod", module)
+
+
+def self_attentions(module: nn.Module) -> list[tuple[str, Any]]:
+    """(name, module) of the self-attentions, in order. Refuses what cannot be made sparse."""
+    family = family_of(module)
+    found = [(n, m) for n, m in module.named_modules() if re.search(family.layers, n)]
+    if not found:
+        raise ValueError(
+            f"no module of this {type(module).__name__} matches {family.layers!r}: "
+            f"there is no self-attention to make sparse"
+        )
+    for name, attn in found:
+        if isinstance(attn.processor, SparseProcessor):
+            raise ValueError(
+                f"this {type(module).__name__} is sparse already; leave that mode, or call "
+                f".remove() on its handle, first"
+            )
+        reached = family.reach != "dispatcher" or hasattr(attn.processor, "_attention_backend")
+        if not reached and not isinstance(attn.processor, nn.Module):
+            raise ValueError(
+                f"{name} has a {type(attn.processor).__name__}, which does not go through "
+                f"diffusers' attention dispatcher, so jali cannot reach its attention; restore "
+                f"the stock processor first"
+            )
+    return found
+
+
+def attach(module: nn.Module, name: str, run: Run) -> Attachment:
+    """Make the self-attentions of a transformer part of a run."""
+    family = family_of(module)
+    layers = self_attentions(module)
+    stage = Stage(
+        name=name,
+        index=len(run.stages),
+        family=family,
+        patch=patch_of(module.config),
+        parameters=tuple(inspect.signature(type(module).forward).parameters)[1:],
+        layers=len(layers),
+        weights=weights_of(module),
+        hook=ContextHook(run.finish),
+    )
+    made = Attachment(module, stage)
+    try:
+        run.stages.append(stage)
+        for layer, (_, attn) in enumerate(layers):
+            run.places.append((stage.index, layer))
+            # A processor with weights of its own (an IP-Adapter) stays as it is, dense.
+            if isinstance(attn.processor, nn.Module):
+                run.left_out.append(f"{name} layer {layer}: {type(attn.processor).__name__}")
+                continue
+            ours = sparse(attn.processor, run, run.number, len(run.places) - 1, family.reach)
+            made.processors.append((attn, ours))
+            _put(attn, ours)
+        made.new_registry = listen(module, stage.hook)
+        made.listening = True
+        made.handles.append(
+            module.register_forward_pre_hook(_before(run, stage), with_kwargs=True, prepend=True)
+        )
+        made.handles.append(module.register_forward_hook(_after(run, stage)))
+    except BaseException:
+        made.detach()
+        raise
+    return made
+
+
+def _put(attn: Any, processor: Any) -> None:
+    """Set a processor, and nothing else: `set_processor` of old classes may move modules."""
+    attn.processor = processor
+
+
+def _before(run: Run, stage: Stage) -> Any:
+    index, number = stage.index, run.number
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
+        given = picked(stage, args, kwargs)
+        numbers, tensors = stage.family.geometry.pick(given, stage.patch)
+        timestep = given.get("timestep")
+        if not torch.compiler.is_compiling():
+            run.begin(index, timestep, numbers, tensors)
+            return None
+        # Inside a graph the run is told by an operator, whose result the model must need.
+        if not isinstance(timestep, Tensor):
+            raise TypeError("a compiled transformer needs its timestep as a tensor")
+        given["timestep"] = operator.observe(timestep, number, index, numbers, tensors)
+        return (), given
+
+    return before
+
+
+def _after(run: Run, stage: Stage) -> Any:
+    def after(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
+        if not torch.compiler.is_compiling():
+            run.end(stage.index, output)
+
+    return after

@@ -1,0 +1,271 @@
+"""One call makes a pipeline sparse; leaving it brings everything back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from jali.backends import check_name
+from jali.budget import check_share
+from jali.integration.attachment import Attachment, attach, self_attentions, unwrapped
+from jali.integration.clock import Clock
+from jali.integration.run import Run
+from jali.integration.stats import Stats
+from jali.methods import METHODS, Dense, Method, Schedule, make_method, near
+
+log = logging.getLogger("jali")
+
+BUDGET, WARMUP = 0.5, 0.2
+WHEN = ("always", "auto")
+FINITE = ("raise", "warn", "off")
+
+
+class Handle:
+    """Sparse attention on a pipeline, until `remove()`."""
+
+    def __init__(self, run: Run, attachments: list[Attachment]) -> None:
+        self.run = run
+        self._attachments = attachments
+
+    @property
+    def method(self) -> Method:
+        return self.run.method
+
+    @property
+    def active(self) -> bool:
+        """Whether it is still on."""
+        return bool(self._attachments)
+
+    def stats(self) -> Stats:
+        """The latest generation: asked budget, achieved cost, a row for every attention call."""
+        return self.run.stats()
+
+    def summary(self) -> str:
+        """The latest generation in one line."""
+        return self.run.summary()
+
+    def remove(self) -> None:
+        """Bring back processors, hooks and backends. Once more does nothing."""
+        while self._attachments:
+            self._attachments.pop().detach()
+
+    def __repr__(self) -> str:
+        state = "on" if self.active else "removed"
+        return f"<sparse attention {state}: {self.run.method}>"
+
+
+def apply_sparse_attention(
+    target: Any,
+    method: str | Method | Any = "entropy",
+    *,
+    mean_budget: float | None = None,
+    backend: str = "auto",
+    warmup_frac: float | int | None = None,
+    dense_first_layer: bool | None = None,
+    steps: int | None = None,
+    when: str = "always",
+    finite: str = "raise",
+    **options: Any,
+) -> Handle:
+    """Make the self-attention of a pipeline, or of a bare transformer, sparse until `.remove()`.
+
+    `method` is a method's name (`options` are its own), a Method, a preset's name or a Preset.
+    `mean_budget` is the asked share of the work: 0.5 for a method by name, else what the method or
+    preset says. A name runs with the first `warmup_frac` 0.2 of the steps (a share, or an int for
+    a count) and layer 0 dense; a Method or preset brings its own schedule, unless these two are
+    given. A bare transformer with a share of dense steps needs `steps`. With `when="auto"` calls
+    that would not get faster stay dense. `finite` says what happens when the output is not:
+    "raise", "warn" or "off".
+    """
+    _check(backend, steps, when, finite)
+    chosen = _method(method, mean_budget, warmup_frac, dense_first_layer, options)
+    pipe, transformers = _transformers(target)
+    if pipe is None and steps is None and _needs_steps(chosen):
+        raise ValueError(
+            "a bare transformer does not say how many steps there will be: give steps=, or "
+            "warmup_frac=0 (or a count, as in warmup_frac=5)"
+        )
+    for _, module in transformers:  # every refusal before the first change
+        self_attentions(module)
+    clock = Clock(None if pipe is None else weakref.ref(pipe), steps)
+    run = Run(chosen, backend, when, finite, clock)
+    handle = Handle(run, [])
+    try:
+        for name, module in transformers:
+            run.dense_choice = run.dense_choice or _user_backend(module)
+            handle._attachments.append(attach(module, name, run))
+    except BaseException:
+        handle.remove()
+        raise
+    return handle
+
+
+@contextlib.contextmanager
+def sparse_processor_mode(
+    pipe: Any,
+    mean_budget: float | None = None,
+    method: str | Method = "entropy",
+    backend: str = "auto",
+    preset: Any = None,
+    warmup_frac: float | int | None = None,
+    dense_first_layer: bool | None = None,
+    steps: int | None = None,
+    when: str = "always",
+    finite: str = "raise",
+    **options: Any,
+) -> Iterator[Handle]:
+    """A block in which a pipeline is sparse; see `apply_sparse_attention` for the arguments.
+
+    Left in any way, it restores processors, hooks and backends, and logs one line: asked budget,
+    achieved cost, predicted and measured speed-up, and why anything stayed dense.
+    """
+    if preset is not None and method != "entropy":
+        raise ValueError("give method= or preset=, not both: a preset names its method")
+    handle = apply_sparse_attention(
+        pipe,
+        method if preset is None else _preset(preset),
+        mean_budget=mean_budget,
+        backend=backend,
+        warmup_frac=warmup_frac,
+        dense_first_layer=dense_first_layer,
+        steps=steps,
+        when=when,
+        finite=finite,
+        **options,
+    )
+    try:
+        yield handle
+        handle.run.finish()  # a bare transformer announces no end
+    finally:
+        handle.remove()
+
+
+def make_step_callback(state: Any = None) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
+    """A `callback_on_step_end` that does nothing: the step comes from the pipeline by itself.
+
+    For code written against ESA, where a callback had to count.
+    """
+
+    def callback(pipe: Any, step: int, timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+        return kwargs
+
+    return callback
+
+
+def _check(backend: str, steps: int | None, when: str, finite: str) -> None:
+    check_name(backend)
+    if when not in WHEN:
+        raise ValueError(f"when must be 'always' or 'auto', got {when!r}")
+    if finite not in FINITE:
+        raise ValueError(f"finite must be 'raise', 'warn' or 'off', got {finite!r}")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ValueError(f"steps must be a count of at least 1, got {steps!r}")
+
+
+def _method(
+    asked: Any,
+    budget: float | None,
+    warmup: float | int | None,
+    first_layer: bool | None,
+    options: dict[str, Any],
+) -> Method:
+    """The method of a run, inside its schedule."""
+    if budget is not None:
+        check_share("mean_budget", budget)
+    if warmup is not None:
+        _check_warmup(warmup)
+    by_name = isinstance(asked, str) and asked in METHODS
+    if by_name:
+        method = make_method(asked, **options)
+        if budget is None and not {"budget", "sparsity", "mask_ratios"} & set(options):
+            budget = None if isinstance(method, Dense) else BUDGET
+        warmup = WARMUP if warmup is None else warmup
+        first_layer = True if first_layer is None else first_layer
+    else:
+        method = asked if isinstance(asked, Method) else _preset(asked)
+        if options:
+            raise TypeError(f"{method} is complete; {sorted(options)} cannot be added to it")
+    if budget is not None:
+        method = method.with_budget(budget)
+    if isinstance(method, Dense):
+        return method
+    return _scheduled(method, warmup, first_layer)
+
+
+def _check_warmup(warmup: Any) -> None:
+    if isinstance(warmup, float):
+        check_share("warmup_frac", warmup)
+    elif isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+        raise ValueError(f"warmup_frac is a share in [0, 1] or a count of steps, got {warmup!r}")
+
+
+def _scheduled(method: Method, warmup: float | int | None, first_layer: bool | None) -> Method:
+    """What is given explicitly wins over the method's own schedule."""
+    if warmup is None and first_layer is None:
+        return method
+    own = method if isinstance(method, Schedule) else Schedule(method)
+    if warmup is not None:
+        # 1 as an int counts steps; 0 and 0.0 mean the same.
+        own = replace(own, dense_steps=warmup)
+    if first_layer is not None:
+        others = tuple(layer for layer in own.dense_layers if layer != 0)
+        own = replace(own, dense_layers=(0, *others) if first_layer else others)
+    return own
+
+
+def _preset(asked: Any) -> Method:
+    """The method of a preset, by name or as an object."""
+    if isinstance(asked, str):
+        from jali.presets import load_preset, presets
+
+        known = sorted({preset.name for preset in presets()})
+        if asked.replace("-", "_") not in known:
+            raise ValueError(f"unknown method or preset {asked!r}{near(asked, [*METHODS, *known])}")
+        asked = load_preset(asked)
+    method = asked if isinstance(asked, Method) else getattr(asked, "method", None)
+    if not isinstance(method, Method):
+        raise TypeError(f"a method is a name, a Method or a preset, got {asked!r}")
+    return method
+
+
+def _transformers(target: Any) -> tuple[Any, list[tuple[str, nn.Module]]]:
+    """(pipeline or None, its transformers by name): both experts where there are two."""
+    if isinstance(target, nn.Module):
+        return None, [("transformer", unwrapped(target))]
+    names = ("transformer", "transformer_2")
+    found = [(name, unwrapped(getattr(target, name, None))) for name in names]
+    found = [(name, module) for name, module in found if isinstance(module, nn.Module)]
+    if not found:
+        raise TypeError(
+            f"expected a diffusers pipeline with a transformer, or a transformer, got "
+            f"{type(target).__name__}"
+        )
+    return target, found
+
+
+def _needs_steps(method: Method) -> bool:
+    """Whether a schedule depends on how many steps there are."""
+    if not isinstance(method, Schedule):
+        return False
+    shares = (method.dense_steps, method.dense_last_steps)
+    return (
+        any(isinstance(share, float) and share > 0 for share in shares)
+        or bool(method.dense_last_steps)
+        or bool(method.budgets)
+        or _needs_steps(method.inner)
+    )
+
+
+def _user_backend(module: nn.Module) -> Any:
+    """The attention backend that the user has set on the model, if any."""
+    for _, attn in self_attentions(module):
+        backend = getattr(attn.processor, "_attention_backend", None)
+        if backend is not None and getattr(backend, "value", backend) != "jali":
+            return backend
+    return None

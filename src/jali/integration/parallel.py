@@ -1,0 +1,125 @@
+"""Context parallelism: Ulysses gives every rank the whole sequence and some of the heads."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from jali.budget import entropy_of, share_blocks
+from jali.grid import Text, TokenGrid
+from jali.integration.families import Family
+from jali.methods import Entropy, Method, Query, Schedule
+from jali.plan import BlockPlan
+from jali.scoring import sampled_scores
+from jali.selection import keep_top
+
+# The group of the latest Ulysses call: a graph cannot carry it, and a process has one.
+_group: Any = None
+
+
+def check(config: Any) -> None:
+    """Refuse, in words, what would give another result than one rank."""
+    context = config.context_parallel_config
+    if context.ring_degree > 1:
+        raise ValueError(
+            "jali does not do ring attention: a plan needs all keys, and a ring shows them in "
+            "parts; use ContextParallelConfig(ulysses_degree=…)"
+        )
+    if getattr(context, "ulysses_anything", False):
+        raise ValueError(
+            "jali does not do ulysses_anything: ranks with different shares of heads have no "
+            "common plan; use ulysses_degree with heads and tokens that divide"
+        )
+
+
+def ulysses(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, run: Tensor,
+    place: Tensor, config: Any,
+) -> Tensor:  # fmt: skip
+    """Every rank's part of q, k, v [B, S / ranks, H, D] -> its part of the result."""
+    from diffusers.models.attention_dispatch import _templated_context_parallel_attention
+
+    check(config)
+    global _group
+    context = config.context_parallel_config
+    mesh = context._ulysses_mesh
+    _group = mesh.get_group()
+    ranks, rank = context.ulysses_degree, mesh.get_local_rank()
+
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        *_: Any,
+        **__: Any,
+    ) -> Tensor:
+        out: Tensor = torch.ops.jali.attend(q, k, v, mask, scale, run, place, ranks, rank)
+        return out
+
+    out: Tensor = _templated_context_parallel_attention(
+        q, k, v, mask, 0.0, False, scale, False, False,
+        forward_op=forward, backward_op=None, _parallel_config=config,
+    )  # fmt: skip
+    return out
+
+
+def joint_order(family: Family, grid: TokenGrid, ranks: int, device: torch.device) -> Tensor | None:
+    """Where each token of the grid lies in [text₀, image₀, text₁, image₁, …].
+
+    Ranks hold a part of the text and a part of the image each, so a joint sequence comes together
+    in that order. None where it is in order already.
+    """
+    text = sum(s.tokens for s in grid.segments if isinstance(s, Text))
+    if family.text == "none" or text == 0:
+        return None
+    return _joint_order(text, grid.tokens - text, ranks, family.text == "front").to(device)
+
+
+@functools.lru_cache(maxsize=32)
+def _joint_order(text: int, image: int, ranks: int, text_first: bool) -> Tensor:
+    if text % ranks or image % ranks:
+        raise ValueError(f"{text} text and {image} image tokens do not divide among {ranks} ranks")
+    t, i = text // ranks, image // ranks
+    first, second = (t, i) if text_first else (i, t)
+    slots = torch.arange(text + image).view(ranks, first + second)
+    return torch.cat([slots[:, :first].reshape(-1), slots[:, first:].reshape(-1)])
+
+
+@dataclass(frozen=True)
+class EntropyAcrossRanks(Entropy):
+    """Entropy that shares its budget among the heads of all ranks, as one rank would."""
+
+    ranks: int = 1
+    rank: int = 0
+
+    def plan(self, query: Query) -> BlockPlan:
+        layout = query.layout
+        scores = sampled_scores(
+            query.q, query.k, layout, query.scale, self._samples(query), query.padding, query.causal
+        )
+        mixed = layout.has_text_rows and not layout.only_text_rows
+        entropy = entropy_of(scores, ~layout.text_rows if mixed else None).contiguous()
+        parts = [torch.empty_like(entropy) for _ in range(self.ranks)]
+        dist.all_gather(parts, entropy, group=_group)
+        keep = share_blocks(torch.cat(parts, dim=1), self.budget, layout.N, self.sharpness)
+        heads = entropy.shape[1]
+        keep = keep[:, self.rank * heads : (self.rank + 1) * heads]
+        rows = layout.text_rows if layout.has_text_rows else None
+        return keep_top(scores, keep[..., None, None], layout, layout.forced, rows, query.causal)
+
+
+def across_ranks(method: Method, ranks: int, rank: int) -> Method:
+    """The method that plans for this rank's heads as it would plan for all of them."""
+    if isinstance(method, Schedule):
+        return replace(method, inner=across_ranks(method.inner, ranks, rank))
+    if type(method) is Entropy:
+        own = {f.name: getattr(method, f.name) for f in fields(method)}
+        return EntropyAcrossRanks(**own, ranks=ranks, rank=rank)
+    return method

@@ -1,0 +1,294 @@
+"""The models known by name, as data: where they live, and what a user gets without asking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from jali.methods import near
+
+
+@dataclass(frozen=True, slots=True)
+class FlowShift:
+    """The flow shift a model is sampled with: `large` from 720p on, which is the shorter side."""
+
+    small: float
+    large: float
+
+    def at(self, height: int, width: int) -> float:
+        return self.large if min(height, width) >= 720 else self.small
+
+    def __contains__(self, shift: float) -> bool:
+        return any(math.isclose(shift, own) for own in (self.small, self.large))
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """How strongly the prompt is followed, and what the pipeline calls that.
+
+    kind "cfg" compares with a negative prompt, "embedded" is an input of a distilled transformer
+    (a negative prompt has no effect), "true_cfg" is cfg under another name, and "guider" is an
+    object of the checkpoint's own.
+    """
+
+    scale: float | None
+    kind: str = "cfg"
+    second: float | None = None  # of the low-noise expert
+
+    @property
+    def argument(self) -> str | None:
+        return {"cfg": "guidance_scale", "embedded": "guidance_scale"}.get(
+            self.kind, "true_cfg_scale" if self.kind == "true_cfg" else None
+        )
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A model of the registry. Sizes are in pixels; an image has one frame.
+
+    `layers` lists the stacks of one transformer. `index` and `config` are what `model_index.json`
+    and the transformer's `config.json` of its checkpoints say, which tells models of one pipeline
+    class apart. `packing` is how many latents along a side the pipeline packs into one token
+    beyond the transformer's own patches.
+    """
+
+    name: str
+    hub: str
+    pipeline: str
+    height: int
+    width: int
+    frames: int
+    steps: int
+    guidance: Guidance
+    layers: tuple[int, ...]
+    heads: int
+    head_dim: int
+    fps: int | None = None
+    shift: FlowShift | None = None
+    aliases: tuple[str, ...] = ()
+    index: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    packing: int = 1
+    vae_fp32: bool = False
+
+    @property
+    def image(self) -> bool:
+        return self.fps is None
+
+    @property
+    def experts(self) -> int:
+        return 1 if self.guidance.second is None else 2
+
+
+def _wan(name: str, hub: str, **facts: Any) -> ModelCard:
+    index = {"transformer_2": None, "expand_timesteps": False} | facts.pop("index", {})
+    defaults: dict[str, Any] = {
+        "pipeline": "WanPipeline",
+        "steps": 50,
+        "guidance": Guidance(5.0),
+        "fps": 16,
+    }
+    return ModelCard(
+        name, f"Wan-AI/{hub}-Diffusers", **(defaults | facts), index=index, vae_fp32=True
+    )
+
+
+_CARDS = (
+    _wan(
+        "wan-t2v-1.3b",
+        "Wan2.1-T2V-1.3B",
+        height=480,
+        width=832,
+        frames=81,
+        layers=(30,),
+        heads=12,
+        head_dim=128,
+        shift=FlowShift(3.0, 5.0),
+        aliases=("wan21_1.3b", "Wan2.1_1.3b"),
+    ),
+    _wan(
+        "wan-t2v-14b",
+        "Wan2.1-T2V-14B",
+        height=480,
+        width=832,
+        frames=81,
+        layers=(40,),
+        heads=40,
+        head_dim=128,
+        shift=FlowShift(3.0, 5.0),
+        aliases=("wan21_14b", "Wan2.1_14b"),
+    ),
+    _wan(
+        "wan2.2-ti2v-5b",
+        "Wan2.2-TI2V-5B",
+        height=704,
+        width=1280,
+        frames=121,
+        fps=24,
+        layers=(30,),
+        heads=24,
+        head_dim=128,
+        shift=FlowShift(5.0, 5.0),
+        aliases=("wan22_5b", "Wan2.2_5B"),
+        index={"expand_timesteps": True},
+    ),
+    _wan(
+        "wan2.2-t2v-a14b",
+        "Wan2.2-T2V-A14B",
+        height=720,
+        width=1280,
+        frames=81,
+        steps=40,
+        guidance=Guidance(4.0, second=3.0),
+        layers=(40,),
+        heads=40,
+        head_dim=128,
+        aliases=("wan22_a14b", "Wan2.2_A14B"),
+        index={"transformer_2": "WanTransformer3DModel"},
+    ),
+    ModelCard(
+        "cogvideox-5b",
+        "zai-org/CogVideoX-5b",
+        pipeline="CogVideoXPipeline",
+        height=480,
+        width=720,
+        frames=49,
+        steps=50,
+        guidance=Guidance(6.0),
+        layers=(42,),
+        heads=48,
+        head_dim=64,
+        fps=8,
+        aliases=("cogvideo_5b", "cogvideo_5b_lora", "THUDM/CogVideoX-5b"),
+        config={"patch_size_t": None},
+    ),
+    ModelCard(
+        "cogvideox1.5-5b",
+        "zai-org/CogVideoX1.5-5B",
+        pipeline="CogVideoXPipeline",
+        height=768,
+        width=1360,
+        frames=81,
+        steps=50,
+        guidance=Guidance(6.0),
+        layers=(42,),
+        heads=48,
+        head_dim=64,
+        fps=8,
+        aliases=("cogvideo1.5_5b", "THUDM/CogVideoX1.5-5B"),
+        config={"patch_size_t": 2},
+    ),
+    ModelCard(
+        "hunyuan-video",
+        "hunyuanvideo-community/HunyuanVideo",
+        pipeline="HunyuanVideoPipeline",
+        height=544,
+        width=960,
+        frames=129,
+        steps=50,
+        guidance=Guidance(6.0, "embedded"),
+        layers=(20, 40),
+        heads=24,
+        head_dim=128,
+        fps=24,
+        shift=FlowShift(7.0, 7.0),
+    ),
+    ModelCard(
+        "hunyuan-video-1.5",
+        "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v",
+        pipeline="HunyuanVideo15Pipeline",
+        height=720,
+        width=1280,
+        frames=121,
+        steps=50,
+        guidance=Guidance(None, "guider"),
+        layers=(54,),
+        heads=16,
+        head_dim=128,
+        fps=24,
+    ),
+    ModelCard(
+        "ltx-video",
+        "Lightricks/LTX-Video",
+        pipeline="LTXPipeline",
+        height=512,
+        width=704,
+        frames=161,
+        steps=50,
+        guidance=Guidance(3.0),
+        layers=(28,),
+        heads=32,
+        head_dim=64,
+        fps=25,
+    ),
+    ModelCard(
+        "flux.1-dev",
+        "black-forest-labs/FLUX.1-dev",
+        pipeline="FluxPipeline",
+        height=1024,
+        width=1024,
+        frames=1,
+        steps=28,
+        guidance=Guidance(3.5, "embedded"),
+        layers=(19, 38),
+        heads=24,
+        head_dim=128,
+        packing=2,
+    ),
+    ModelCard(
+        "qwen-image",
+        "Qwen/Qwen-Image",
+        pipeline="QwenImagePipeline",
+        height=1328,
+        width=1328,
+        frames=1,
+        steps=50,
+        guidance=Guidance(4.0, "true_cfg"),
+        layers=(60,),
+        heads=24,
+        head_dim=128,
+    ),
+)
+
+MODELS: Mapping[str, ModelCard] = MappingProxyType({card.name: card for card in _CARDS})
+
+
+def model_card(name: str | ModelCard) -> ModelCard:
+    """By name, by one of its other names, or by its hub id; case does not matter."""
+    if isinstance(name, ModelCard):
+        return name
+    if not isinstance(name, str):
+        raise TypeError(f"a model is a name of the registry, got {name!r}")
+    for card in MODELS.values():
+        if name.lower() in {known.lower() for known in (card.name, card.hub, *card.aliases)}:
+            return card
+    raise ValueError(f"unknown model {name!r}{near(name.lower(), MODELS)}")
+
+
+def matching(index: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[ModelCard, ...]:
+    """The models a checkpoint may be, by its `model_index.json` and its transformer's config."""
+    return tuple(card for card in MODELS.values() if not mismatch(card, index, config))
+
+
+def mismatch(card: ModelCard, index: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What of a checkpoint is not this model's, in words; empty where all is."""
+    if index.get("_class_name") != card.pipeline:
+        return f"its pipeline is {index.get('_class_name')}, not {card.pipeline}"
+    for found, expected, where in (
+        (index, card.index, "model_index.json"),
+        (config, card.config, "transformer/config.json"),
+    ):
+        for key, value in expected.items():
+            own = _component(found.get(key))
+            # Older files lack keys that were added later; their default is false or none.
+            if (own or None) != (value or None):
+                return f"its {where} says {key}: {own!r}, not {value!r}"
+    return ""
+
+
+def _component(value: Any) -> Any:
+    """A component is written as [library, class]; an absent one as [null, null]."""
+    return value[1] if isinstance(value, list | tuple) and len(value) == 2 else value

@@ -1,0 +1,375 @@
+"""An applied run: what it is, where it stands, what came of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jali.attend import attend as attend_to_plan
+from jali.backends import Task, choose
+from jali.grid import Box, TokenGrid
+from jali.integration import forecast, stock
+from jali.integration.clock import Clock, ContextHook, Moment
+from jali.integration.families import Family
+from jali.integration.geometry import Patch
+from jali.integration.masks import Keys, read_mask
+from jali.integration.operator import enter
+from jali.integration.parallel import across_ranks, joint_order
+from jali.integration.stats import Record, Stats, first_bad, read
+from jali.methods import Dense, Entropy, Method, Schedule
+from jali.site import Site
+
+log = logging.getLogger("jali")
+
+# A method that is never active: its dense calls take the fastest kernel, as a sparse run's should.
+NEVER = Schedule(Entropy(), min_tokens=2**62)
+
+
+@dataclass(eq=False)
+class Stage:
+    """One transformer of a run, and the call it is in."""
+
+    name: str
+    index: int
+    family: Family
+    patch: Patch
+    parameters: tuple[str, ...]
+    layers: int
+    weights: int
+    hook: ContextHook
+    scene: Scene | None = None
+
+
+@dataclass(eq=False)
+class Scene:
+    """One transformer call: where it stands, and what its layers have in common."""
+
+    moment: Moment
+    boxes: tuple[Box, ...]
+    grids: dict[int, TokenGrid | str] = field(default_factory=dict)
+    keys: Keys | None = None
+    sparse: bool = False
+    started: Any = None
+
+
+@dataclass(eq=False)
+class Run:
+    """Sparse attention applied to one pipeline. Reading statistics waits for the device; running
+    does not, but for the timestep and the key lengths, once a transformer call."""
+
+    method: Method
+    backend: str
+    when: str
+    finite: str
+    clock: Clock
+    stages: list[Stage] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    dense_choice: Any = None
+    chosen: bool = False
+
+    def __post_init__(self) -> None:
+        self.number = enter(self)
+        self.records: list[Record] = []
+        self._ended = False
+        self._told: set[str] = set()
+        self._methods: dict[tuple[int, int], Method] = {}
+        self._speedups: dict[tuple[Any, ...], float | None] = {}
+        self._shape: tuple[Any, ...] | None = None
+        self._times: dict[bool, list[Any]] = {True: [], False: []}
+
+    def choose_dense(self, backend: Any) -> None:
+        """The user names a diffusers backend while the run is on: it does the dense calls."""
+        self.dense_choice, self.chosen = backend, True
+
+    # One transformer call
+
+    def begin(
+        self, stage: int, timestep: Tensor | float | None, numbers: Sequence[int],
+        tensors: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        """A transformer call begins."""
+        here = self.stages[stage]
+        if self._ended:
+            self._restart()
+        before = None if here.scene is None else here.scene.moment.step
+        moment = self.clock.tick(timestep, here.hook.context, here.family.branches)
+        if before is not None and moment.step < before:
+            self._restart()  # an interrupted run, or one without a pipeline, begins again
+        here.scene = Scene(moment, here.family.geometry.boxes(numbers, tensors))
+        here.scene.started = _now(timestep)
+
+    def end(self, stage: int, output: Any) -> None:
+        """A transformer call is over."""
+        here = self.stages[stage]
+        scene = here.scene
+        if scene is None:
+            return
+        out = output[0] if isinstance(output, tuple) else getattr(output, "sample", output)
+        if isinstance(out, Tensor):
+            self._times[scene.sparse].append((scene.started, _now(out)))
+            if self.finite != "off":
+                moment = scene.moment
+                total = out.detach().sum(dtype=torch.float32)
+                self.records.append(
+                    Record(here.name, -1, moment.step, moment.branch, 0, "", "", None, total)
+                )
+
+    def finish(self) -> None:
+        """A generation is over: say what came of it, and let no broken output pass in silence."""
+        if self._ended or not self.records:
+            return
+        self._ended = True
+        self.clock.restart()
+        log.info("jali: %s", self.summary())
+        self.check()
+
+    def check(self) -> None:
+        """Raise or warn where something was not finite, naming the first place."""
+        if self.finite == "off" or (bad := first_bad(self.records)) is None:
+            return
+        where = "the model's output" if bad.layer < 0 else f"the attention of layer {bad.layer}"
+        kind = "" if bad.layer < 0 else f" ({'sparse' if bad.reason is None else 'dense'})"
+        text = (
+            f"{where}{kind} of {bad.transformer} is not finite at step {bad.step}, "
+            f"branch {bad.branch}: the first of this run"
+        )
+        if self.finite == "raise":
+            raise FloatingPointError(text)
+        log.warning("jali: %s", text)
+
+    def _restart(self) -> None:
+        self.records = []
+        self._ended = False
+        self._times = {True: [], False: []}
+        for stage in self.stages:
+            stage.scene = None
+
+    # One attention call
+
+    def attend(
+        self, place: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        scale: float | None, ranks: int, rank: int,
+    ) -> Tensor:  # fmt: skip
+        """[B, S, H, D] -> like q."""
+        index, layer = self.places[place]
+        stage = self.stages[index]
+        scene = stage.scene
+        if scene is None:
+            return stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
+        moment = scene.moment
+        site = Site(moment.step, moment.steps, layer, stage.layers, moment.branch)
+        if isinstance(self.method, Dense):
+            out = stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
+            self._record(stage, site, q, out, "stock", "method dense")
+            return out
+        grid = scene.grids.get(q.shape[1])
+        if grid is None:
+            grid = scene.grids[q.shape[1]] = stage.family.grid(scene.boxes, q.shape[1])
+        if scene.keys is None or not scene.keys.fits(mask):
+            scene.keys = read_mask(mask)
+        keys = scene.keys
+        why = self._why_dense(site, q, k, grid, keys, stage)
+        if keys.problem or (why and self.dense_choice is not None):
+            out = stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
+            self._record(stage, site, q, out, "stock", why)
+            return out
+        order = None
+        method = self.method if why is None else NEVER
+        if ranks > 1 and why is None:
+            method = self._across(ranks, rank)
+            assert isinstance(grid, TokenGrid)
+            order = joint_order(stage.family, grid, ranks, q.device)
+        q, k, v = (_moved(x, order).transpose(1, 2) for x in (q, k, v))
+        if why is not None:
+            k, v, keys = keys.cut(k, v)
+        result = attend_to_plan(
+            q,
+            k,
+            v,
+            method=method,
+            grid=grid if isinstance(grid, TokenGrid) else None,
+            site=site,
+            backend=self.backend if why is None else "auto",
+            scale=scale,
+            key_length=keys.length,
+            key_mask=None if keys.mask is None else _moved(keys.mask, order),
+        )
+        out = result.out.transpose(1, 2)
+        costs = None if result.executed is None else result.executed.costs
+        scene.sparse = scene.sparse or costs is not None
+        self._record(stage, site, q.transpose(1, 2), out, result.backend, why, costs)
+        return out if order is None else out.index_select(1, order.argsort())
+
+    def _why_dense(
+        self, site: Site, q: Tensor, k: Tensor, grid: TokenGrid | str, keys: Keys, stage: Stage
+    ) -> str | None:
+        """Why this call stays dense; None where it is sparse."""
+        if q.shape[1] != k.shape[1]:
+            return "not self-attention"
+        if keys.problem:
+            return self._tell(keys.problem)
+        if not self.method.active(site, q.shape[1]):
+            return inactive(self.method, site, q.shape[1])
+        if isinstance(grid, str):
+            return self._tell(grid)
+        faster = self._forecast(q, stage)
+        if faster is not None and faster < 1:
+            tokens = f"{q.shape[1]} tokens on {q.device.type}"
+            if self.when == "auto":
+                return self._tell(f"sparse would not be faster at {tokens} ({faster:.2f}×)")
+            self._tell(f"sparse is not expected to be faster at {tokens} ({faster:.2f}×)")
+        return None
+
+    def _across(self, ranks: int, rank: int) -> Method:
+        if (ranks, rank) not in self._methods:
+            self._methods[ranks, rank] = across_ranks(self.method, ranks, rank)
+        return self._methods[ranks, rank]
+
+    def _forecast(self, q: Tensor, stage: Stage) -> float | None:
+        """Expected speed-up of a sparse call of this shape; None where nothing was measured."""
+        B, S, H, D = q.shape
+        key = (stage.index, B, S, H, D, q.device)
+        if key not in self._speedups:
+            task = Task(q.device, q.dtype, D, H, H, S, S, self.method.ratios)
+            self._speedups[key] = forecast.attention_speedup(
+                heads=B * H, head_dim=D, tokens=S, cost=self.budget, device=q.device,
+                backend=choose(self.backend, task).name,
+            )  # fmt: skip
+            self._shape = key
+        return self._speedups[key]
+
+    def _tell(self, what: str) -> str:
+        """Say something once, as a warning."""
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("jali: %s", what)
+        return what
+
+    def _record(
+        self, stage: Stage, site: Site, q: Tensor, out: Tensor, backend: str,
+        why: str | None, costs: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        total = None if self.finite == "off" else out.sum(dtype=torch.float32)
+        self.records.append(
+            Record(
+                stage.name, site.layer, site.step, site.branch, q.shape[1], backend, why, costs,
+                total,
+            )
+        )  # fmt: skip
+
+    # What came of it
+
+    @property
+    def budget(self) -> float | None:
+        """The share of the work that was asked for, where the method names one."""
+        return asked_budget(self.method)
+
+    def stats(self) -> Stats:
+        """The latest generation. Waits for the device."""
+        rows = read([r for r in self.records if r.layer >= 0])
+        return Stats(
+            method=_name(self.method),
+            budget=self.budget,
+            rows=rows,
+            predicted=self._predicted(),
+            measured=self._measured(),
+            notes=tuple(sorted(self.clock.said)) + tuple(self.left_out),
+        )
+
+    def summary(self) -> str:
+        """The latest generation in one line. Waits for the device."""
+        return self.stats().line()
+
+    def _predicted(self) -> float | None:
+        """Of the whole generation: dense calls included. None where nothing was measured."""
+        calls = [r for r in self.records if r.layer >= 0]
+        sparse = [r for r in calls if r.reason is None]
+        if not sparse or self._shape is None:
+            return None
+        index, B, S, H, D, device = self._shape
+        stage = self.stages[index]
+        return forecast.model_speedup(
+            heads=H, head_dim=D, tokens=S, batch=B, cost=self.budget,
+            sparse_share=len(sparse) / len(calls), layers=stage.layers, weights=stage.weights,
+            device=device, backend=sparse[0].backend,
+        )  # fmt: skip
+
+    def _measured(self) -> float | None:
+        """Time of a dense transformer call over that of a sparse one, both in this run."""
+        dense, sparse = ([_seconds(*t) for t in self._times[kind]] for kind in (False, True))
+        # The first call warms caches up, and with one kind only there is nothing to compare.
+        if len(dense) < 2 or not sparse:
+            return None
+        return statistics.median(dense) / max(statistics.median(sparse), 1e-9)
+
+
+def inactive(method: Method, site: Site, tokens: int) -> str:
+    """Why a method is not active at a site, in words."""
+    if isinstance(method, Schedule):
+        alone = Schedule(method.inner, dense_steps=method.dense_steps)
+        if not alone.active(site, tokens):
+            return "first steps"
+        alone = Schedule(method.inner, dense_last_steps=method.dense_last_steps)
+        if not alone.active(site, tokens):
+            return "last steps"
+        if tokens < method.min_tokens:
+            return f"fewer than {method.min_tokens} tokens"
+        return f"layer {site.layer}"
+    return f"method {method.name}"
+
+
+def asked_budget(method: Method) -> float | None:
+    """The asked share of the work, where a method names one."""
+    if isinstance(method, Schedule):
+        if method.budgets:
+            return sum(method.budgets) / len(method.budgets)
+        return asked_budget(method.inner)
+    if isinstance(method, Dense):
+        return 1.0
+    budget = getattr(method, "budget", None)
+    if budget is not None:
+        return float(budget.mean)
+    sparsity = getattr(method, "sparsity", None)
+    return None if sparsity is None else 1.0 - float(sparsity)
+
+
+def picked(stage: Stage, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a transformer call by name."""
+    return {**dict(zip(stage.parameters, args, strict=False)), **kwargs}
+
+
+def weights_of(module: nn.Module) -> int:
+    return sum(math.prod(p.shape) for p in module.parameters())
+
+
+def _name(method: Method) -> str:
+    return _name(method.inner) if isinstance(method, Schedule) else method.name
+
+
+def _moved(x: Tensor, order: Tensor | None) -> Tensor:
+    return x if order is None else x.index_select(1, order)
+
+
+def _now(x: Any) -> Any:
+    """A moment on x's device: an event there, or the clock."""
+    if isinstance(x, Tensor) and x.is_cuda:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+    return time.perf_counter()
+
+
+def _seconds(start: Any, end: Any) -> float:
+    if isinstance(start, float) or isinstance(end, float):
+        return end - start if isinstance(start, float) and isinstance(end, float) else math.nan
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000

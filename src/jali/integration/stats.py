@@ -1,0 +1,128 @@
+"""What a run did, call by call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Record:
+    """One attention call. Numbers stay on the device until someone asks for them."""
+
+    transformer: str
+    layer: int
+    step: int
+    branch: str
+    tokens: int
+    backend: str
+    reason: str | None  # why it was dense; None where it was sparse
+    costs: Tensor | None = None
+    total: Tensor | None = None  # sum of the output: not finite where any of it is not
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One attention call, as plain values."""
+
+    transformer: str
+    layer: int
+    step: int
+    branch: str
+    tokens: int
+    cost: float
+    backend: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The latest generation: asked budget, achieved cost, and one row for every attention call."""
+
+    method: str
+    budget: float | None
+    rows: tuple[Row, ...]
+    predicted: float | None = None
+    measured: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cost(self) -> float:
+        """Mean over all calls; a dense one costs 1."""
+        return sum(row.cost for row in self.rows) / len(self.rows) if self.rows else 1.0
+
+    @property
+    def sparse_cost(self) -> float | None:
+        """Mean over the sparse calls."""
+        costs = [row.cost for row in self.rows if row.reason is None]
+        return sum(costs) / len(costs) if costs else None
+
+    @property
+    def dense(self) -> dict[str, int]:
+        """How many calls stayed dense, by reason."""
+        return dict(Counter(row.reason for row in self.rows if row.reason is not None))
+
+    def by(self, *names: str) -> dict[tuple[Any, ...], float]:
+        """Mean cost by any of transformer, layer, step, branch, backend."""
+        groups: dict[tuple[Any, ...], list[float]] = {}
+        for row in self.rows:
+            groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row.cost)
+        return {key: sum(costs) / len(costs) for key, costs in groups.items()}
+
+    def line(self) -> str:
+        """Everything in one line."""
+        asked = "" if self.budget is None else f" asked {self.budget:.2f},"
+        sparse = [row for row in self.rows if row.reason is None]
+        parts = [f"{self.method}:{asked} cost {self.cost:.3f}"]
+        if sparse:
+            parts[0] += f" ({self.sparse_cost:.3f} in {len(sparse)} sparse of {len(self.rows)})"
+        else:
+            parts[0] += f" (none of {len(self.rows)} calls was sparse)"
+        for name in ("predicted", "measured"):
+            if (value := getattr(self, name)) is not None:
+                parts.append(f"{name} speed-up {value:.2f}×")
+        if self.dense:
+            counts = ", ".join(f"{n} × {reason}" for reason, n in self.dense.items())
+            parts.append(f"dense: {counts}")
+        return "; ".join([*parts, *self.notes])
+
+    __str__ = line
+
+    def merged(self, other: Stats) -> Stats:
+        """Both together, as of two experts or two generations."""
+        return replace(self, rows=(*self.rows, *other.rows))
+
+
+def read(records: list[Record]) -> tuple[Row, ...]:
+    """Records as rows. Waits for the device, once."""
+    costs = _host([r.costs.mean() for r in records if r.costs is not None])
+    rows = []
+    for r in records:
+        cost = 1.0 if r.costs is None else next(costs)
+        rows.append(
+            Row(r.transformer, r.layer, r.step, r.branch, r.tokens, cost, r.backend, r.reason)
+        )
+    return tuple(rows)
+
+
+def first_bad(records: list[Record]) -> Record | None:
+    """The first call whose output was not finite. Waits for the device, once."""
+    checked = [r for r in records if r.total is not None]
+    totals = _host([r.total for r in checked if r.total is not None])
+    for record, total in zip(checked, totals, strict=True):
+        if total != total or total in (float("inf"), float("-inf")):
+            return record
+    return None
+
+
+def _host(values: list[Tensor]) -> Any:
+    """0-d tensors as floats; one transfer where they share a device."""
+    if not values:
+        return iter(())
+    if len({v.device for v in values}) == 1:
+        return iter(torch.stack([v.float() for v in values]).tolist())
+    return iter([float(v) for v in values])

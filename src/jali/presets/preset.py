@@ -1,0 +1,87 @@
+"""A preset: a method with a name, for a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jali.grid import Box, Text, TokenGrid
+from jali.methods import AdaBsa, Dense, Entropy, Local, Method, Psa, Random, RfV2, Schedule
+from jali.methods.psa import nominal_cost
+
+
+@dataclass(frozen=True, slots=True)
+class VideoScale:
+    """Pixels and frames behind one token along each axis."""
+
+    width: int
+    height: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        for name in ("width", "height", "depth"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} divisor must be an int >= 1, got {value!r}")
+
+    def box(self, frames: int, height: int, width: int) -> Box:
+        """The tokens of a video of this size."""
+        return Box(-(-frames // self.depth), -(-height // self.height), -(-width // self.width))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A method, and what the file it comes from says of the model it is meant for.
+
+    `video_scale` and `text_length` are kept where a file states them (presets of this package do
+    not: the grid comes from the call), and `check` compares them with the grid of a run. `tile_n`
+    is the key tile PSA's kernels were tuned with. `notes` say what was decided for want of a key.
+    """
+
+    name: str
+    model: str | None
+    method: Method
+    description: str = ""
+    source: str = ""
+    video_scale: VideoScale | None = None
+    text_length: int | None = None
+    tile_n: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def check(self, grid: TokenGrid, size: tuple[int, int, int] | None = None) -> None:
+        """Refuse a run with another text length or, given (frames, height, width) in pixels,
+        another video scale."""
+        text = sum(s.tokens for s in grid.segments if isinstance(s, Text))
+        if self.text_length is not None and text != self.text_length:
+            raise ValueError(
+                f"preset {self.name!r} of {self.source} is for {self.text_length} text tokens, "
+                f"but this run has {text}; set text_length to {text} or remove it"
+            )
+        box = next((s for s in grid.segments if isinstance(s, Box)), None)
+        if self.video_scale is None or size is None or box is None:
+            return
+        expected = self.video_scale.box(*size)
+        if box != expected:
+            pixels = "×".join(map(str, size))
+            raise ValueError(
+                f"preset {self.name!r} of {self.source} makes {expected} tokens of {pixels} "
+                f"frames × height × width by its video_scale, but this run has {box}"
+            )
+
+    @property
+    def nominal_cost(self) -> float | None:
+        """Share of dense work a sparse call is asked for; None where only the data can tell."""
+        method = self.method.inner if isinstance(self.method, Schedule) else self.method
+        if isinstance(method, Dense):
+            return 1.0
+        if isinstance(method, Entropy | Random | Local):
+            return method.budget.mean
+        if isinstance(method, RfV2) or (isinstance(method, AdaBsa) and method.cdf_threshold == 1):
+            return 1 - method.sparsity
+        if isinstance(method, Psa) and method.mode == "topk" and method.similarity is None:
+            return nominal_cost(method.ranges)
+        return None
+
+    def __str__(self) -> str:
+        cost = self.nominal_cost
+        work = "cost depends on the data" if cost is None else f"nominal cost {cost:.3f}"
+        return f"{self.model or 'any model'}: {self.name} ({work}). {self.description}".rstrip()
