@@ -21,10 +21,15 @@ from jali.methods import (
 )
 from jali.order import FrameWindows, Gilbert, Raster, Tiled
 from jali.plan import BlockPlan
+from jali.presets import Preset, load_preset, presets
 from jali.site import Site
 
 if TYPE_CHECKING:
+    from jali.integration.autoregressive import autoregressive_mode as autoregressive_mode
+    from jali.integration.config import SparseAttentionConfig as SparseAttentionConfig
     from jali.integration.families import register_family as register_family
+    from jali.integration.models import generate_video as generate_video
+    from jali.integration.models import load_pipeline as load_pipeline
     from jali.integration.modes import apply_sparse_attention as apply_sparse_attention
     from jali.integration.modes import make_step_callback as make_step_callback
     from jali.integration.modes import sparse_processor_mode as sparse_processor_mode
@@ -46,6 +51,7 @@ __all__ = [
     "Gilbert",
     "Local",
     "Method",
+    "Preset",
     "Psa",
     "Random",
     "Raster",
@@ -57,13 +63,19 @@ __all__ = [
     "TokenGrid",
     "attend",
     "block_layout",
+    "load_preset",
     "make_method",
+    "presets",
     "sparse_attention",
 ]
 
 # What needs diffusers is found when it is asked for, so that `import jali` stays light.
 _LAZY = {
+    "SparseAttentionConfig": "jali.integration.config",
     "apply_sparse_attention": "jali.integration.modes",
+    "autoregressive_mode": "jali.integration.autoregressive",
+    "generate_video": "jali.integration.models",
+    "load_pipeline": "jali.integration.models",
     "make_step_callback": "jali.integration.modes",
     "register_backend": "jali.integration.named",
     "register_family": "jali.integration.families",

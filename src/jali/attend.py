@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -70,6 +70,9 @@ def attend(
     blocks = method.blocks(chosen.preferred(call.task))
     layout = method.layout(q_grid, k_grid, offset, blocks, q.device)
     padding = call.padding and call.padding.arranged(layout.k)
+    if padding is not None and padding.kind != call.task.padding:
+        # The order scattered the padding: what knows lengths only cannot run this any more.
+        chosen = choose(backend, replace(call.task, padding=padding.kind))
     q, k = layout.q.arrange(q), layout.k.arrange(k)
     plan = method.plan(Query(q, k, layout, site, scale, padding, causal))
     executed = plan.coarsen(chosen.fitting(plan.blocks, call.task))

@@ -67,10 +67,16 @@ def agrees(
         with pytest.raises(ValueError, match="cannot run this"):
             choose(backend, call.task)
         return None
-    result = attend(
-        q, k, v, method=method, site=site, backend=backend, causal=causal, lse=True, **where,
-        **padded,
-    )  # fmt: skip
+    try:
+        result = attend(
+            q, k, v, method=method, site=site, backend=backend, causal=causal, lse=True, **where,
+            **padded,
+        )  # fmt: skip
+    except ValueError as error:
+        # An order may scatter the padding; then a mask is left, which few backends know.
+        if key_length is None or not ("key masks" in str(error) or "key padding" in str(error)):
+            raise
+        return None
     assert result.out.shape == q.shape
     assert result.out.dtype == dtype
     assert result.backend == backend

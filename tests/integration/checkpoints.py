@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is first imported
 
 import torch
 from diffusers import (

@@ -16,6 +16,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
 import checkpoints
+import tiny
 
 from jali.integration.checkpoint import LoraSource, lora_source
 from jali.integration.models import Strides, check_size, generate_video, load_pipeline, strides_of
@@ -125,6 +126,65 @@ def test_both_experts_have_their_guidance(folders: dict[str, Path]) -> None:
         assert (seen["guidance_scale"], seen["guidance_scale_2"]) == expected
     with pytest.raises(ValueError, match=r"guidance_2 is of the second expert, and wan-t2v-1.3b"):
         generate(load(WAN, folders), WAN, guidance_2=3.0)
+
+
+def test_further_models_load_and_generate(tmp_path: Path) -> None:
+    """Their whole way, from a folder to frames."""
+    for name, build, size, strides in (
+        ("ltx-video", tiny.ltx, (9, 32, 64), None),
+        ("flux.1-dev", tiny.flux, (1, 32, 64), Strides(2, 2, 0)),
+    ):
+        build().save_pretrained(tmp_path / name)
+        pipe = tiny.quiet(load_pipeline(name, path=tmp_path / name, device="cpu"))
+        assert strides in (None, strides_of(pipe, model_card(name)))
+        frames, height, width = size
+        call = {"height": height, "width": width, "steps": 2, "max_sequence_length": 16}
+        if frames > 1:
+            call["num_frames"] = frames
+        video = generate_video(pipe, "a cat", name, **call)
+        assert video.shape == (frames, height, width, 3)
+        assert 0 <= video.min() < video.max() <= 1
+        assert torch.equal(video, generate_video(pipe, "a cat", name, **call))
+
+
+def test_true_cfg_and_the_guider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models whose text encoders are too large to build small: their prompts are given encoded."""
+    qwen, call = tiny.qwen(), tiny.qwen_call()
+    prompts: list[str] = []
+
+    def encode_qwen(prompt: str, **_given: Any) -> tuple[Any, Any]:
+        prompts.append(prompt)
+        prefix = "" if prompt == "a cat" else "negative_"
+        return call[f"{prefix}prompt_embeds"], call[f"{prefix}prompt_embeds_mask"]
+
+    monkeypatch.setattr(qwen, "encode_prompt", encode_qwen)
+    options: dict[str, Any] = {"height": 64, "width": 96, "steps": 2}
+    image = generate_video(qwen, "a cat", "qwen-image", **options)
+    assert image.shape == (1, 64, 96, 3)
+    assert prompts == ["a cat", " "]  # true CFG is on by default
+    assert not torch.equal(
+        image, generate_video(qwen, "a cat", "qwen-image", guidance=1.5, **options)
+    )
+
+    video, call = tiny.hunyuan15(), tiny.hunyuan15_call()
+
+    def encode_hunyuan(prompt: str | None, **_given: Any) -> tuple[Any, ...]:
+        prefix = "" if prompt == "a cat" else "negative_"
+        names = ("prompt_embeds", "prompt_embeds_mask", "prompt_embeds_2", "prompt_embeds_mask_2")
+        return tuple(call[prefix + name] for name in names)
+
+    monkeypatch.setattr(video, "encode_prompt", encode_hunyuan)
+    own = video.guider
+    options = {"height": 64, "width": 64, "num_frames": 5, "steps": 2}
+    usual, weak = (
+        generate_video(video, "a cat", "hunyuan-video-1.5", guidance=scale, **options)
+        for scale in (None, 1.5)
+    )
+    assert usual.shape == (5, 64, 64, 3)
+    assert not torch.equal(usual, weak)
+    assert video.guider is own
+    with pytest.raises(TypeError, match="'callback_on_step_end'"):
+        generate_video(video, "a cat", "hunyuan-video-1.5", callback_on_step_end=print, **options)
 
 
 def test_precision(folders: dict[str, Path]) -> None:
@@ -277,6 +337,7 @@ def test_a_hub_id_from_the_cache(
 ) -> None:
     import huggingface_hub.constants
 
+    assert huggingface_hub.constants.HF_HUB_OFFLINE
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(OSError, match=r"cannot load wan-t2v-1.3b from the hub id Wan-AI/.*path="):
         load_pipeline(WAN, device="cpu")

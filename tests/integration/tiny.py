@@ -15,7 +15,7 @@ T5 = {
 }  # fmt: skip
 
 
-def byte_tokenizer(**extra: Any) -> Any:
+def byte_tokenizer(length: int = 512) -> Any:
     """A byte-level tokenizer without merges, for slots that want a fast tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -28,7 +28,7 @@ def byte_tokenizer(**extra: Any) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
-        model_max_length=512, **extra,
+        model_max_length=length,
     )  # fmt: skip
 
 
@@ -199,19 +199,18 @@ def hunyuan(layers: int = 1, single: int = 2) -> Any:
         LlamaConfig(
             hidden_size=16, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2,
             vocab_size=512, pad_token_id=0,
-        )  # fmt: skip
+        )
     ).eval()
     clip = CLIPTextModel(
         CLIPTextConfig(
             hidden_size=8, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2,
             vocab_size=512, projection_dim=32, bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
+        )
     ).eval()
     pipe = HunyuanVideoPipeline(
         transformer=transformer, vae=vae, scheduler=flow(), text_encoder=llama,
-        text_encoder_2=clip, tokenizer=byte_tokenizer(), tokenizer_2=byte_tokenizer(),
+        text_encoder_2=clip, tokenizer=byte_tokenizer(), tokenizer_2=byte_tokenizer(77),
     )  # fmt: skip
-    pipe.tokenizer_2.model_max_length = 77
     return quiet(pipe)
 
 
@@ -260,7 +259,7 @@ def clip_text(hidden: int = 32) -> Any:
         CLIPTextConfig(
             hidden_size=hidden, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2,
             vocab_size=512, projection_dim=32, bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
+        )
     ).eval()
 
 
@@ -287,9 +286,9 @@ def flux(kontext: bool = False) -> Any:
     kind = FluxKontextPipeline if kontext else FluxPipeline
     pipe = kind(
         scheduler=flow(1.0), text_encoder=clip_text(), text_encoder_2=t5(),
-        tokenizer=byte_tokenizer(), tokenizer_2=ByT5Tokenizer(), transformer=transformer, vae=vae,
+        tokenizer=byte_tokenizer(77), tokenizer_2=ByT5Tokenizer(), transformer=transformer,
+        vae=vae,
     )  # fmt: skip
-    pipe.tokenizer.model_max_length = 77
     return quiet(pipe)
 
 
@@ -320,6 +319,96 @@ def generate(pipe: Any, call: dict[str, Any], steps: int = 3, seed: int = 0, **m
         **{
             **call, "num_inference_steps": steps, "output_type": "latent",
             "generator": torch.Generator().manual_seed(seed), **more,
-        }  # fmt: skip
+        }
     )
     return out.frames if hasattr(out, "frames") else out.images
+
+
+def qwen() -> Any:
+    """Qwen-Image from prompt embeddings: its text encoder is left out."""
+    from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
+
+    torch.manual_seed(0)
+    vae = AutoencoderKLQwenImage(
+        base_dim=24, z_dim=4, dim_mult=[1, 2, 4], num_res_blocks=1,
+        temperal_downsample=[False, True], latents_mean=[0.0] * 4, latents_std=[1.0] * 4,
+    ).eval()  # fmt: skip
+    pipe = QwenImagePipeline(
+        scheduler=flow(1.0), vae=vae, text_encoder=None, tokenizer=None,
+        transformer=qwen_transformer(),
+    )  # fmt: skip
+    return quiet(pipe)
+
+
+def qwen_call() -> dict[str, Any]:
+    g = torch.Generator().manual_seed(1)
+    scattered = torch.ones(1, 40, dtype=torch.bool)
+    scattered[:, 30:35] = False
+    return {
+        "prompt_embeds": torch.randn(1, 40, 16, generator=g),
+        "prompt_embeds_mask": scattered,
+        "negative_prompt_embeds": torch.randn(1, 24, 16, generator=g),
+        "negative_prompt_embeds_mask": torch.ones(1, 24, dtype=torch.bool),
+        "height": 256, "width": 320, "true_cfg_scale": 4.0,
+    }  # fmt: skip
+
+
+def hunyuan15() -> Any:
+    """HunyuanVideo 1.5 from prompt embeddings: its text encoders are left out."""
+    from diffusers import (
+        AutoencoderKLHunyuanVideo15,
+        ClassifierFreeGuidance,
+        HunyuanVideo15Pipeline,
+        HunyuanVideo15Transformer3DModel,
+    )
+
+    torch.manual_seed(0)
+    transformer = HunyuanVideo15Transformer3DModel(
+        in_channels=65, out_channels=32, num_attention_heads=2, attention_head_dim=16,
+        num_layers=2, num_refiner_layers=1, text_embed_dim=16, text_embed_2_dim=8,
+        image_embed_dim=8, rope_axes_dim=(4, 6, 6), target_size=640, task_type="t2v",
+    ).eval()  # fmt: skip
+    pipe = HunyuanVideo15Pipeline(
+        text_encoder=None, tokenizer=None, transformer=transformer, scheduler=flow(),
+        vae=AutoencoderKLHunyuanVideo15(block_out_channels=(32,) * 5, layers_per_block=1).eval(),
+        text_encoder_2=None, tokenizer_2=None, guider=ClassifierFreeGuidance(guidance_scale=6.0),
+    )  # fmt: skip
+    return quiet(pipe)
+
+
+def hunyuan15_call() -> dict[str, Any]:
+    g = torch.Generator().manual_seed(1)
+    call: dict[str, Any] = {"height": 256, "width": 256, "num_frames": 45}
+    for prefix, n in (("", 20), ("negative_", 9)):
+        real = torch.zeros(1, 40)
+        real[:, :n] = 1
+        call[f"{prefix}prompt_embeds"] = torch.randn(1, 40, 16, generator=g)
+        call[f"{prefix}prompt_embeds_mask"] = real
+        call[f"{prefix}prompt_embeds_2"] = torch.randn(1, 16, 8, generator=g)
+        call[f"{prefix}prompt_embeds_mask_2"] = torch.ones(1, 16)
+    return call
+
+
+def ltx2_transformer() -> Any:
+    from diffusers import LTX2VideoTransformer3DModel
+
+    torch.manual_seed(0)
+    return LTX2VideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16,
+        cross_attention_dim=32, audio_in_channels=4, audio_out_channels=4,
+        audio_num_attention_heads=2, audio_attention_head_dim=8, audio_cross_attention_dim=16,
+        num_layers=2, caption_channels=16, rope_double_precision=False,
+    ).eval()  # fmt: skip
+
+
+def ltx2_inputs(t: float) -> dict[str, Any]:
+    """A guided call of LTX-2, as its pipeline makes it: both branches in one batch."""
+    g = torch.Generator().manual_seed(1)
+    return {
+        "hidden_states": torch.randn(2, 5 * 16 * 16, 4, generator=g),
+        "audio_hidden_states": torch.randn(2, 8, 4, generator=g),
+        "encoder_hidden_states": torch.randn(2, 10, 16, generator=g),
+        "audio_encoder_hidden_states": torch.randn(2, 10, 16, generator=g),
+        "timestep": torch.full((2,), t), "num_frames": 5, "height": 16, "width": 16,
+        "audio_num_frames": 8, "return_dict": False,
+    }  # fmt: skip

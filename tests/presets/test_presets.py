@@ -169,9 +169,9 @@ def test_every_model_has_the_recommended_ones() -> None:
     for model in {preset.model for preset in presets()}:
         names = [preset.name for preset in presets(model)]
         assert len(set(names)) == len(names)
-        assert {"baseline", "entropy_balanced", "rf_v2", "ada_bsa"} <= set(names)
-    assert bare(load_preset("rf_v2", "wan-t2v-1.3b").method) == RfV2(sparsity=0.8)
-    assert bare(load_preset("rf_v2", "flux.1-dev").method) == RfV2(sparsity=0.6)
+        assert {"baseline", "entropy_balanced", "rf_v2_balanced", "ada_bsa_balanced"} <= set(names)
+    assert bare(load_preset("rf_v2_balanced", "wan-t2v-1.3b").method) == RfV2(sparsity=0.8)
+    assert bare(load_preset("rf_v2_balanced", "flux.1-dev").method) == RfV2(sparsity=0.6)
     assert load_preset("entropy-balanced").method == Schedule(
         Entropy(Budget(0.5)), dense_steps=0.2, dense_layers=(0,)
     )

@@ -141,6 +141,7 @@ def _sparse(
             full_block_idx=indices,
             block_size=(blocks.q, blocks.k),
         ),
+        pack_gqa=False,  # packed query heads would all read the lists of one of them
         return_lse=True,
     )
     return out.transpose(1, 2), lse
@@ -159,9 +160,11 @@ def _by_length(
         if length == 0:
             out[one], lse[one] = 0, -torch.inf
             continue
-        inside = (slot < counts[here, ..., None]) & (indices[here] < -(-length // blocks.k))
+        left = -(-length // blocks.k)
+        inside = (slot < counts[here, ..., None]) & (indices[here] < left)
         kept = inside.sum(-1, dtype=torch.int32)
+        listed = indices[here, ..., :left]
         out[one], lse[one] = _sparse(
-            q[one], k[one, :, :length], v[one, :, :length], kept, indices[here], blocks, scale
+            q[one], k[one, :, :length], v[one, :, :length], kept, listed, blocks, scale
         )
     return out, lse

@@ -51,7 +51,7 @@ def load_pipeline(
     that model. Without a `device` a GPU is used where there is one. Without a `dtype` weights are
     bf16 on a GPU and fp32 on a CPU (the VAE of Wan is always fp32). `cpu_offload` is True or
     "model" (whole parts wait in host memory) or "sequential" (layers do: slow, least memory).
-    `lora` is a file, a folder, a hub id, or REPO:FOLDER/FILE.
+    `lora` is a file, a folder, a hub id, or REPO:FOLDER/FILE (of two experts, the first gets it).
 
     The checkpoint's scheduler is kept. Only its flow shift is set where the registry names one:
     that of `height` × `width`, by default the model's own size (`generate_video` follows the size

@@ -71,6 +71,7 @@ def apply_sparse_attention(
     steps: int | None = None,
     when: str = "always",
     finite: str = "raise",
+    model: str | None = None,
     **options: Any,
 ) -> Handle:
     """Make the self-attention of a pipeline, or of a bare transformer, sparse until `.remove()`.
@@ -81,10 +82,10 @@ def apply_sparse_attention(
     a count) and layer 0 dense; a Method or preset brings its own schedule, unless these two are
     given. A bare transformer with a share of dense steps needs `steps`. With `when="auto"` calls
     that would not get faster stay dense. `finite` says what happens when the output is not:
-    "raise", "warn" or "off".
+    "raise", "warn" or "off". `model` names the model of a preset that differs between models.
     """
     _check(backend, steps, when, finite)
-    chosen = _method(method, mean_budget, warmup_frac, dense_first_layer, options)
+    chosen = _method(method, mean_budget, warmup_frac, dense_first_layer, model, options)
     pipe, transformers = _transformers(target)
     if pipe is None and steps is None and _needs_steps(chosen):
         raise ValueError(
@@ -118,6 +119,7 @@ def sparse_processor_mode(
     steps: int | None = None,
     when: str = "always",
     finite: str = "raise",
+    model: str | None = None,
     **options: Any,
 ) -> Iterator[Handle]:
     """A block in which a pipeline is sparse; see `apply_sparse_attention` for the arguments.
@@ -129,7 +131,7 @@ def sparse_processor_mode(
         raise ValueError("give method= or preset=, not both: a preset names its method")
     handle = apply_sparse_attention(
         pipe,
-        method if preset is None else _preset(preset),
+        method if preset is None else _preset(preset, model),
         mean_budget=mean_budget,
         backend=backend,
         warmup_frac=warmup_frac,
@@ -173,6 +175,7 @@ def _method(
     budget: float | None,
     warmup: float | int | None,
     first_layer: bool | None,
+    model: str | None,
     options: dict[str, Any],
 ) -> Method:
     """The method of a run, inside its schedule."""
@@ -188,7 +191,7 @@ def _method(
         warmup = WARMUP if warmup is None else warmup
         first_layer = True if first_layer is None else first_layer
     else:
-        method = asked if isinstance(asked, Method) else _preset(asked)
+        method = asked if isinstance(asked, Method) else _preset(asked, model)
         if options:
             raise TypeError(f"{method} is complete; {sorted(options)} cannot be added to it")
     if budget is not None:
@@ -219,7 +222,7 @@ def _scheduled(method: Method, warmup: float | int | None, first_layer: bool | N
     return own
 
 
-def _preset(asked: Any) -> Method:
+def _preset(asked: Any, model: str | None) -> Method:
     """The method of a preset, by name or as an object."""
     if isinstance(asked, str):
         from jali.presets import load_preset, presets
@@ -227,7 +230,7 @@ def _preset(asked: Any) -> Method:
         known = sorted({preset.name for preset in presets()})
         if asked.replace("-", "_") not in known:
             raise ValueError(f"unknown method or preset {asked!r}{near(asked, [*METHODS, *known])}")
-        asked = load_preset(asked)
+        asked = load_preset(asked, model)
     method = asked if isinstance(asked, Method) else getattr(asked, "method", None)
     if not isinstance(method, Method):
         raise TypeError(f"a method is a name, a Method or a preset, got {asked!r}")

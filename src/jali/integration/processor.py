@@ -61,7 +61,8 @@ class SparseProcessor:
 
 def sparse(stock: Any, owner: Any, run: Tensor, place: int, reach: str) -> SparseProcessor:
     """A processor like `stock`, whose attention belongs to a run."""
-    made = _class(type(stock), reach)()
+    kind: Any = type(stock)
+    made = _class(kind, reach)()
     made.__dict__.update({n: x for n, x in vars(stock).items() if n != "_attention_backend"})
     made.jali_stock, made.jali_owner = stock, owner
     made.jali_run, made.jali_place = run, torch.tensor(place)

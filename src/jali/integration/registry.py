@@ -40,9 +40,13 @@ class Guidance:
 
     @property
     def argument(self) -> str | None:
-        return {"cfg": "guidance_scale", "embedded": "guidance_scale"}.get(
-            self.kind, "true_cfg_scale" if self.kind == "true_cfg" else None
-        )
+        """The pipeline's name for the scale; a guider is no argument."""
+        names = {
+            "cfg": "guidance_scale",
+            "embedded": "guidance_scale",
+            "true_cfg": "true_cfg_scale",
+        }
+        return names.get(self.kind)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class Scene:
     boxes: tuple[Box, ...]
     grids: dict[int, TokenGrid | str] = field(default_factory=dict)
     keys: Keys | None = None
+    calls: int = 0
     sparse: bool = False
     started: Any = None
 
@@ -113,6 +114,11 @@ class Run:
         scene = here.scene
         if scene is None:
             return
+        if scene.calls == 0:
+            self._tell(
+                "no self-attention of this transformer came by: its processors were replaced after "
+                "sparse attention was applied (fuse projections first, or apply again)"
+            )
         out = output[0] if isinstance(output, tuple) else getattr(output, "sample", output)
         if isinstance(out, Tensor):
             self._times[scene.sparse].append((scene.started, _now(out)))
@@ -166,6 +172,7 @@ class Run:
         if scene is None:
             return stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
         moment = scene.moment
+        scene.calls += 1
         site = Site(moment.step, moment.steps, layer, stage.layers, moment.branch)
         if isinstance(self.method, Dense):
             out = stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)

@@ -275,7 +275,7 @@ def antidiagonal_scores(
     tile: Tile | None = None,
     band: int | None = None,
     tma: bool | None = None,
-    persistent: int = 0,
+    persistent: int = 1,
 ) -> Tensor:
     """Mean softmax mass per key block of the antidiagonal estimator: fp32 [B,H,M,N], rows sum to 1.
 

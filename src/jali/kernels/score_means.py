@@ -154,7 +154,7 @@ def block_mean_pair(
     key_length: Tensor | None = None,
     *,
     tokens: int = 32,
-    warps: int = 4,
+    warps: int = 2,
 ) -> tuple[Tensor, Tensor]:
     """`block_means` of q [B,H,Sq,D] and of k [B,Hkv,Sk,D] in one launch; `key_length` bounds k."""
     q_out, k_out = _means_out(q, q_block), _means_out(k, k_block)

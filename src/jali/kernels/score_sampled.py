@@ -144,8 +144,8 @@ def sampled_tile(q: Tensor, rows: int, tma: bool = False) -> Tile:
     if q.element_size() == 4:
         tile = Tile(64, 32, 4, 2)
     elif tma:
-        # Two programs per multiprocessor: one multiplies while the other takes exponentials.
-        tile = Tile(128, 128, 8, 2, registers=128)
+        # Small programs, several per multiprocessor: one multiplies while others take exponentials.
+        tile = Tile(64, 128, 4, 3)
     elif rows >= 1024:
         tile = Tile(64, 128, 4, 3)
     else:

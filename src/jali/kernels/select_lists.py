@@ -122,7 +122,6 @@ def _level_lists_kernel(
     levels,
     counts,  # int32 [COUNT, lines]
     indices,  # int32 [COUNT, lines, n]
-    lines,
     n,
     RATIOS: tl.constexpr,  # one byte per ratio, first ratio lowest
     COUNT: tl.constexpr,
@@ -135,7 +134,7 @@ def _level_lists_kernel(
         chosen = level == (RATIOS >> (8 * index)) & 0xFF
         place = running_count(chosen, N_PAD) - 1
         count = tl.sum(chosen.to(tl.int32), 0)
-        at = index * lines.to(tl.int64) + line
+        at = index * tl.num_programs(0).to(tl.int64) + line
         tl.store(counts + at, count)
         tl.store(indices + at * n + place, column, mask=chosen)
         tl.store(indices + at * n + column, 0, mask=(column >= count) & (column < n))
@@ -161,7 +160,6 @@ def level_lists(
         levels.contiguous(),
         counts,
         indices,
-        lines,
         n,
         RATIOS=sum(ratio << (8 * i) for i, ratio in enumerate(ratios)),
         COUNT=len(ratios),

@@ -1,0 +1,344 @@
+"""Autoregressive generation: a chunk of frames against a growing cache of earlier ones.
+
+A causal video model makes a few latent frames at a time. The queries are those of the chunk; the
+keys are those of every frame kept so far, and the chunk's own. Here attention is sparse over that
+cache, by any method: the keys are one video that grows in time, and the chunk knows its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jali.attend import attend
+from jali.grid import Box, TokenGrid
+from jali.methods import Method, make_method
+from jali.methods.method import check_count
+from jali.site import Site
+
+_SELF_ATTENTION = re.compile(r"blocks\.\d+\.attn1")
+
+
+class KVCache:
+    """Keys (after RoPE) and values of earlier frames, and room for those of the chunk at hand.
+
+    `put` writes the chunk behind the kept frames and returns everything; it may be called again,
+    once per denoising step, and then overwrites the chunk. `keep` makes the chunk part of the
+    cache. With a `limit` of frames the oldest ones fall out, except the first `sink` ones.
+    """
+
+    def __init__(self, limit: int | None = None, sink: int = 0) -> None:
+        check_count("limit", limit)
+        check_count("sink", sink, least=0)
+        if limit is not None and sink >= limit:
+            raise ValueError(f"need sink < limit frames, got sink={sink}, limit={limit}")
+        self.limit, self.sink = limit, sink
+        self.frames = 0
+        self.pending = 0
+        self._frame_tokens = 0
+        self._k: Tensor | None = None
+        self._v: Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the kept frames."""
+        return self.frames * self._frame_tokens
+
+    def put(self, k: Tensor, v: Tensor, frames: int) -> tuple[Tensor, Tensor]:
+        """k, v [B, H, S, D] of a chunk of `frames` -> those of all frames, the chunk last."""
+        self._check(k, frames)
+        start, end = self.tokens, self.tokens + k.shape[2]
+        self._k, self._v = _room(self._k, k, start, end), _room(self._v, v, start, end)
+        self._k[:, :, start:end] = k
+        self._v[:, :, start:end] = v
+        self.pending = frames
+        return self._k[:, :, :end], self._v[:, :, :end]
+
+    def keep(self) -> None:
+        """The chunk put last becomes part of the cache."""
+        if not self.pending:
+            raise ValueError("there is no chunk to keep: none was put since the last one")
+        self.frames += self.pending
+        self.pending = 0
+        over = self.frames - (self.limit or self.frames)
+        if over <= 0:
+            return
+        # A clone, since the two stretches of one buffer overlap.
+        first = self.sink * self._frame_tokens
+        gone, end = over * self._frame_tokens, self.tokens
+        for buffer in (self._k, self._v):
+            assert buffer is not None
+            buffer[:, :, first : end - gone] = buffer[:, :, first + gone : end].clone()
+        self.frames -= over
+
+    def _check(self, k: Tensor, frames: int) -> None:
+        check_count("frames", frames)
+        each, rest = divmod(k.shape[2], frames)
+        if rest:
+            raise ValueError(f"{k.shape[2]} tokens are not {frames} equal frames")
+        if self._k is None:
+            self._frame_tokens = each
+            return
+        changes = [
+            f"{what} {own}, this chunk {new}"
+            for what, own, new in (
+                ("tokens per frame", self._frame_tokens, each),
+                ("batch size", self._k.shape[0], k.shape[0]),
+                ("heads", self._k.shape[1], k.shape[1]),
+                ("head dim", self._k.shape[3], k.shape[3]),
+                ("dtype", self._k.dtype, k.dtype),
+                ("device", self._k.device, k.device),
+            )
+            if own != new
+        ]
+        if changes and self.frames:
+            raise ValueError(f"the cache has {'; '.join(changes)}; reset() before another kind")
+        if changes:  # nothing is kept yet, so the first chunk may still change
+            self._k, self._v, self._frame_tokens = None, None, each
+
+
+def _room(buffer: Tensor | None, like: Tensor, start: int, end: int) -> Tensor:
+    """A buffer of at least `end` tokens that holds the first `start`; it doubles when it grows."""
+    if buffer is not None and buffer.shape[2] >= end:
+        return buffer
+    B, H, _, D = like.shape
+    larger = like.new_empty(B, H, end if buffer is None else max(end, 2 * buffer.shape[2]), D)
+    if buffer is not None:
+        larger[:, :, :start] = buffer[:, :, :start]
+    return larger
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCall:
+    """One attention call: where it was, how many keys it had, what it cost (None: dense).
+
+    The cost stays on the device until someone reads it.
+    """
+
+    chunk: int
+    site: Site
+    keys: int
+    cost: Tensor | None
+
+
+@dataclass(eq=False)
+class ChunkState:
+    """The run: its caches (per layer and guidance branch), its place, and what it has cost."""
+
+    method: Method
+    backend: str
+    layers: int
+    limit: int | None = None
+    sink: int = 0
+    calls: list[ChunkCall] = field(default_factory=list)
+    chunk: int = 0
+    frames: int = 0
+    site: Site = field(default_factory=Site)
+    _box: Box | None = None
+    _caches: dict[str, list[KVCache]] = field(default_factory=dict)
+
+    def at(self, step: int, steps: int, branch: str = "cond") -> None:
+        """Where the next transformer call is. Guidance branches have caches of their own."""
+        self.site = Site(step, steps, 0, self.layers, branch)
+
+    def keep(self) -> None:
+        """The chunk is done: what its last pass wrote, in every branch, is what later ones read."""
+        if self._box is None:
+            raise ValueError("there is no chunk to keep: the transformer was not called")
+        for branch, caches in self._caches.items():
+            for layer, cache in enumerate(caches):
+                if cache.pending != self._box.frames:
+                    raise ValueError(
+                        f"layer {layer} (branch {branch!r}) has not seen this chunk: "
+                        f"run every branch to its end before keep(), and no cache that skips layers"
+                    )
+        for caches in self._caches.values():
+            for cache in caches:
+                cache.keep()
+        self.frames += self._box.frames
+        self.chunk += 1
+        self._box = None
+
+    def reset(self) -> None:
+        """Forget every frame: the next chunk is the first of another video."""
+        self._caches.clear()
+        self.calls.clear()
+        self.chunk, self.frames, self._box = 0, 0, None
+
+    def cost(self, chunk: int | None = None) -> float:
+        """Mean share of dense work, dense calls included; of one chunk or of all."""
+        found = [
+            1.0 if call.cost is None else float(call.cost)
+            for call in self.calls
+            if chunk in (None, call.chunk)
+        ]
+        return sum(found) / len(found) if found else 1.0
+
+    def begin(self, box: Box) -> None:
+        """A transformer call with a chunk of this grid starts."""
+        self._box = box
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q, k, v [B, H, S, D] of the chunk -> its attention to all kept frames and itself."""
+        box = self._box
+        if box is None:
+            raise RuntimeError("a layer was called outside its transformer: its grid is unknown")
+        cache = self._cache(layer)
+        offset = cache.tokens
+        keys, values = cache.put(k, v, box.frames)
+        site = replace(self.site, layer=layer, layers=self.layers)
+        done = attend(
+            q,
+            keys,
+            values,
+            method=self.method,
+            grid=TokenGrid((box,)),
+            key_grid=TokenGrid((replace(box, frames=cache.frames + box.frames),)),
+            offset=offset,
+            site=site,
+            backend=self.backend,
+        )
+        cost = None if done.executed is None else done.executed.costs.mean()
+        self.calls.append(ChunkCall(self.chunk, site, keys.shape[2], cost))
+        return done.out
+
+    def _cache(self, layer: int) -> KVCache:
+        branch = self.site.branch
+        if branch not in self._caches:
+            if self.frames:
+                raise ValueError(
+                    f"branch {branch!r} begins at chunk {self.chunk}: it has no cache of the "
+                    f"{self.frames} frames before; run it from the first chunk on"
+                )
+            self._caches[branch] = [KVCache(self.limit, self.sink) for _ in range(self.layers)]
+        return self._caches[branch][layer]
+
+
+class ChunkProcessor:
+    """Wan's self-attention with the keys of earlier chunks. One per layer; holds no weights."""
+
+    def __init__(self, state: ChunkState, layer: int) -> None:
+        self.state, self.layer = state, layer
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        if encoder_hidden_states is not None or attention_mask is not None:
+            raise ValueError("a chunk attends to its own cache: no other keys, no mask")
+        if attn.fused_projections:
+            q, k, v = attn.to_qkv(hidden_states).chunk(3, dim=-1)
+        else:
+            q, k, v = (to(hidden_states) for to in (attn.to_q, attn.to_k, attn.to_v))
+        q, k, v = (x.unflatten(2, (attn.heads, -1)) for x in (attn.norm_q(q), attn.norm_k(k), v))
+        if rotary_emb is not None:
+            q, k = _rotate(q, *rotary_emb), _rotate(k, *rotary_emb)
+        out = self.state.attend(self.layer, *(x.transpose(1, 2) for x in (q, k, v)))
+        out = out.transpose(1, 2).flatten(2, 3).type_as(q)
+        for part in attn.to_out:  # a projection, then dropout
+            out = part(out)
+        return out
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE on neighbouring pairs. x [B, S, H, D], cos and sin [1, S, 1, D]."""
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = cos[..., 0::2], sin[..., 1::2]
+    out = torch.empty_like(x)
+    out[..., 0::2] = even * cos - odd * sin
+    out[..., 1::2] = even * sin + odd * cos
+    return out
+
+
+@contextlib.contextmanager
+def autoregressive_mode(
+    model: Any,
+    method: str | Method = "entropy",
+    *,
+    backend: str = "auto",
+    frame_limit: int | None = None,
+    sink_frames: int = 0,
+) -> Iterator[ChunkState]:
+    """A Wan-style transformer (or the pipeline that has it) that generates chunk by chunk.
+
+        with autoregressive_mode(transformer, Entropy(Budget(0.3))) as state:
+            for chunk in chunks:
+                for step, t in enumerate(timesteps):
+                    state.at(step, len(timesteps))
+                    chunk = denoise(transformer(chunk, t, text), chunk)
+                transformer(chunk, t_clean, text)  # what later chunks are to read
+                state.keep()
+
+    Positions go on in time from chunk to chunk. `frame_limit` keeps that many latent frames, of
+    which the first `sink_frames` stay for good. Processors and hooks are as before afterwards,
+    however the block ends. Runs eagerly: the cache grows, so nothing here is for torch.compile.
+    """
+    transformer = getattr(model, "transformer", model)
+    layers = _self_attentions(transformer)
+    state = ChunkState(make_method(method), backend, len(layers), frame_limit, sink_frames)
+    KVCache(frame_limit, sink_frames)  # a wrong limit is wrong now, not at the first layer
+    before = [layer.processor for layer in layers]
+    hook = transformer.rope.register_forward_hook(_positions(state))
+    try:
+        for index, layer in enumerate(layers):
+            layer.processor = ChunkProcessor(state, index)
+        yield state
+    finally:
+        for layer, processor in zip(layers, before, strict=True):
+            layer.processor = processor
+        hook.remove()
+
+
+def _self_attentions(transformer: Any) -> list[Any]:
+    """In order; refuses what is not a stock Wan transformer."""
+    from diffusers.models.transformers.transformer_wan import WanAttnProcessor
+
+    if not isinstance(transformer, nn.Module):
+        raise TypeError(f"a transformer or a pipeline is needed, got {type(transformer).__name__}")
+    found = [m for name, m in transformer.named_modules() if _SELF_ATTENTION.fullmatch(name)]
+    if not found or not hasattr(transformer, "rope"):
+        raise ValueError(
+            f"{type(transformer).__name__} is not a Wan-style transformer (blocks.N.attn1 and "
+            f"rope), and chunks of other models are not known"
+        )
+    for layer in found:
+        if type(layer.processor) is not WanAttnProcessor:
+            raise ValueError(
+                f"the transformer already has a {type(layer.processor).__name__}; leave that mode "
+                f"(or remove that handle) first"
+            )
+    return found
+
+
+def _positions(state: ChunkState) -> Any:
+    """A forward hook on the position embedding, which sees the grid of every transformer call."""
+
+    def hook(rope: Any, args: tuple[Tensor, ...], found: tuple[Tensor, Tensor]) -> Any:
+        latents = args[0]
+        sizes = (n // p for n, p in zip(latents.shape[2:], rope.patch_size, strict=True))
+        box = Box(*sizes)
+        state.begin(box)
+        if not state.frames:
+            return found
+        end = state.frames + box.frames
+        if end > rope.max_seq_len:
+            raise ValueError(
+                f"frames {state.frames}..{end - 1} are beyond the {rope.max_seq_len} positions "
+                f"of this model; reset() begins another video"
+            )
+        # The embedding looks at the shape alone: ask for the whole video, take the chunk.
+        shape = (*latents.shape[:2], end * rope.patch_size[0], *latents.shape[3:])
+        whole = rope.forward(latents.new_empty(()).expand(shape))
+        return tuple(part[:, -box.tokens :] for part in whole)
+
+    return hook

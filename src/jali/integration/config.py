@@ -1,0 +1,181 @@
+"""A configuration beside a model: one JSON file, saved, loaded and shared as diffusers' own are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jali.backends import check_name
+from jali.methods import Method
+from jali.presets import Preset
+from jali.presets.plain import (
+    METHOD_KEYS,
+    Fields,
+    a_text,
+    an_int,
+    at,
+    optional,
+    read_method,
+    write_method,
+)
+
+CONFIG_NAME = "sparse_attention_config.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SparseAttentionConfig:
+    """What makes a model sparse: the method, and where it comes from.
+
+    `apply_sparse_attention(pipe, config.method)` is all it takes. The file holds plain values, one
+    for every option, and nothing else is accepted in it.
+    """
+
+    method: Method
+    backend: str = "auto"
+    model: str | None = None
+    preset: str | None = None
+
+    CLASS: ClassVar[str] = "SparseAttentionConfig"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise TypeError(f"method must be a Method, got {self.method!r}")
+        check_name(self.backend)
+
+    @classmethod
+    def from_preset(cls, preset: Preset, backend: str = "auto") -> SparseAttentionConfig:
+        return cls(preset.method, backend, preset.model, preset.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "_class_name": self.CLASS,
+            "_jali_version": metadata.version("jali"),
+            "format": FORMAT,
+            "model": self.model,
+            "preset": self.preset,
+            "backend": self.backend,
+            **write_method(self.method),
+        }
+
+    @classmethod
+    def from_dict(
+        cls, data: Mapping[str, Any], source: str = "the config"
+    ) -> SparseAttentionConfig:
+        """Strict: every key is known, every value of its type, and this version can read it."""
+        known = ("_class_name", "_jali_version", "format", "model", "preset", "backend")
+        fields = Fields(data, source, (*known, *METHOD_KEYS))
+        name = fields.take("_class_name", a_text)
+        if name != cls.CLASS:
+            raise ValueError(f"{source} is a {name}, not a {cls.CLASS}")
+        version = fields.take("format", an_int)
+        if version != FORMAT:
+            raise ValueError(
+                f"{source} has format {version}, written by jali "
+                f"{fields.take('_jali_version', a_text, 'unknown')}; this one reads format {FORMAT}"
+            )
+        method = read_method(data, source)
+        backend = fields.take("backend", a_text, "auto")
+        model = fields.take("model", optional(a_text), None)
+        preset = fields.take("preset", optional(a_text), None)
+        return at(source, lambda: cls(method, backend, model, preset))
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        *,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        **hub: Any,
+    ) -> Path:
+        """Write `sparse_attention_config.json` into a folder, a model's own or any other one."""
+        folder = Path(save_directory)
+        if folder.is_file():
+            raise ValueError(f"{folder} is a file; save_pretrained wants a folder")
+        if hub and not push_to_hub:
+            raise TypeError(f"{sorted(hub)} only mean something with push_to_hub=True")
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / CONFIG_NAME
+        file.write_text(self._text(), encoding="utf-8")
+        if push_to_hub:
+            self.push_to_hub(repo_id or folder.name, **hub)
+        return file
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained: str | os.PathLike[str],
+        *,
+        subfolder: str | None = None,
+        revision: str | None = None,
+        token: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        local_files_only: bool = False,
+    ) -> SparseAttentionConfig:
+        """From a folder, the file itself, or a repository of the hub (or its cache)."""
+        path = Path(pretrained).expanduser()
+        if path.is_dir():
+            path = path / (subfolder or "") / CONFIG_NAME
+            if not path.is_file():
+                raise FileNotFoundError(f"{path.parent} holds no {CONFIG_NAME}")
+        elif not path.is_file():
+            path = _from_hub(
+                str(pretrained),
+                subfolder=subfolder,
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+        return cls.from_dict(data, path.name)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+        subfolder: str | None = None,
+    ) -> str:
+        """Upload the file to a repository, which is made where there is none. Returns its URL."""
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        repo = api.create_repo(repo_id, private=private, exist_ok=True)
+        done = api.upload_file(
+            path_or_fileobj=self._text().encode(),
+            path_in_repo=f"{subfolder}/{CONFIG_NAME}" if subfolder else CONFIG_NAME,
+            repo_id=repo.repo_id,
+            commit_message=commit_message or f"Upload {CONFIG_NAME}",
+            revision=revision,
+            create_pr=create_pr,
+        )
+        return str(done.commit_url)
+
+    def _text(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def _from_hub(repo: str, **options: Any) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(hf_hub_download(repo, CONFIG_NAME, **options))
+    except (OSError, HFValidationError) as error:
+        raise OSError(
+            f"{repo} is neither a folder with a {CONFIG_NAME} nor a repository that can be read "
+            f"({type(error).__name__})"
+        ) from error

@@ -1,0 +1,109 @@
+"""What one rank does in the tests of context parallelism: run as `python ranks.py …`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tiny
+import torch
+import torch.distributed as dist
+from test_compile import flux_inputs, qwen_inputs, wan_inputs
+
+import jali
+
+MODELS: dict[str, tuple[Callable[[], Any], Callable[[float], dict[str, Any]]]] = {
+    "wan": (lambda: tiny.wan_transformer(2, heads=4), wan_inputs),
+    "flux": (lambda: flux(), flux_inputs),
+    "qwen-image": (lambda: qwen(), qwen_inputs),
+}
+
+
+def flux() -> Any:
+    from diffusers import FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    return FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=4, joint_attention_dim=32, pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8),
+    ).eval()  # fmt: skip
+
+
+def qwen() -> Any:
+    from diffusers import QwenImageTransformer2DModel
+
+    torch.manual_seed(0)
+    return QwenImageTransformer2DModel(
+        patch_size=2, in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16,
+        num_attention_heads=4, joint_attention_dim=16, guidance_embeds=False,
+        axes_dims_rope=(8, 4, 4),
+    ).eval()  # fmt: skip
+
+
+def options(method: str) -> dict[str, Any]:
+    if method == "dense":
+        return {}
+    blocks = {"q_block": 64, "k_block": 64} if method == "entropy" else {}
+    return {"mean_budget": 0.3, "warmup_frac": 0, "dense_first_layer": False, **blocks}
+
+
+def once(name: str, method: str) -> torch.Tensor:
+    """The result of one rank alone."""
+    build, inputs = MODELS[name]
+    model = build()
+    with torch.no_grad(), jali.sparse_processor_mode(model, method=method, **options(method)):
+        out: torch.Tensor = model(**inputs(600.0))[0]
+    return out
+
+
+def parallel(name: str, method: str, order: str, **config: Any) -> tuple[torch.Tensor, Any]:
+    """The result of all ranks together."""
+    from diffusers import ContextParallelConfig
+
+    build, inputs = MODELS[name]
+    model = build()
+    config = config or {"ulysses_degree": dist.get_world_size()}
+    if order == "before":
+        model.enable_parallelism(config=ContextParallelConfig(**config))
+    with torch.no_grad(), jali.sparse_processor_mode(
+        model, method=method, **options(method)
+    ) as run:
+        if order == "after":
+            model.enable_parallelism(config=ContextParallelConfig(**config))
+        out: torch.Tensor = model(**inputs(600.0))[0]
+    return out, run.stats()
+
+
+def main(rank: int, ranks: int, store: str) -> None:
+    # diffusers asks for an accelerator; on a CPU it gets the CPU.
+    torch._C._get_accelerator = lambda *_: torch.device("cpu")  # type: ignore[assignment]
+    torch.accelerator.device_count = lambda: ranks  # type: ignore[assignment]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    for name in MODELS:
+        for method, order in (("entropy", "before"), ("rf_v2", "after"), ("dense", "after")):
+            expected = once(name, method)
+            out, stats = parallel(name, method, order)
+            worst = float((out - expected).norm() / expected.norm())
+            assert worst < 1e-5, f"{name}, {method}: {worst}"
+            if method != "dense":
+                assert stats.dense == {}, stats.dense
+                assert stats.cost < 0.7, stats.cost
+    for config in ({"ring_degree": ranks}, {"ulysses_degree": ranks, "ulysses_anything": True}):
+        try:
+            parallel("wan", "entropy", "before", **config)
+        except ValueError as error:
+            assert "jali does not do" in str(error), error
+        else:
+            raise AssertionError(f"{config} was not refused")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,171 @@
+"""Compiled models: one graph, no recompilation from layer to layer, the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch._dynamo.utils import counters
+
+import jali
+
+SPARSE: dict[str, Any] = {"warmup_frac": 1, "q_block": 64, "k_block": 64, "steps": 3}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def wan_inputs(t: float) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(2)
+    return {
+        "hidden_states": torch.randn(1, 16, 5, 32, 32, generator=g),
+        "encoder_hidden_states": torch.randn(1, 16, 32, generator=g),
+        "timestep": torch.tensor([t]),
+        "return_dict": False,
+    }
+
+
+def flux_inputs(t: float) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(2)
+    ids = torch.zeros(32, 32, 3)
+    ids[..., 1], ids[..., 2] = torch.arange(32)[:, None], torch.arange(32)
+    return {
+        "hidden_states": torch.randn(1, 1024, 4, generator=g),
+        "encoder_hidden_states": torch.randn(1, 48, 32, generator=g),
+        "pooled_projections": torch.randn(1, 32, generator=g),
+        "timestep": torch.tensor([t / 1000]),
+        "img_ids": ids.reshape(-1, 3), "txt_ids": torch.zeros(48, 3), "return_dict": False,
+    }  # fmt: skip
+
+
+def cog_inputs(t: float) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(2)
+    return {
+        "hidden_states": torch.randn(1, 5, 4, 32, 32, generator=g),
+        "encoder_hidden_states": torch.randn(1, 16, 32, generator=g),
+        "timestep": torch.tensor([int(t)]), "return_dict": False,
+    }  # fmt: skip
+
+
+def qwen_inputs(t: float) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(2)
+    return {
+        "hidden_states": torch.randn(1, 1024, 16, generator=g),
+        "encoder_hidden_states": torch.randn(1, 40, 16, generator=g),
+        "timestep": torch.tensor([t / 1000]), "img_shapes": [[(1, 32, 32)]], "return_dict": False,
+    }  # fmt: skip
+
+
+def ltx_inputs(t: float) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(2)
+    return {
+        "hidden_states": torch.randn(1, 1280, 8, generator=g),
+        "encoder_hidden_states": torch.randn(1, 8, 32, generator=g),
+        "encoder_attention_mask": torch.ones(1, 8),
+        "timestep": torch.tensor([t]), "num_frames": 5, "height": 16, "width": 16,
+        "return_dict": False,
+    }  # fmt: skip
+
+
+def hunyuan_inputs(t: float) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(2)
+    mask = torch.zeros(1, 24)
+    mask[:, :11] = 1
+    return {
+        "hidden_states": torch.randn(1, 4, 5, 16, 16, generator=g),
+        "encoder_hidden_states": torch.randn(1, 24, 16, generator=g),
+        "encoder_attention_mask": mask,
+        "pooled_projections": torch.randn(1, 8, generator=g),
+        "timestep": torch.tensor([t]), "guidance": torch.tensor([6000.0]), "return_dict": False,
+    }  # fmt: skip
+
+
+MODELS = {
+    "wan": (lambda: tiny.wan_transformer(12), wan_inputs, 1),
+    "flux": (lambda: tiny.flux().transformer, flux_inputs, 2),
+    "cogvideox": (lambda: tiny.cogvideox(layers=10).transformer, cog_inputs, 1),
+    "qwen-image": (tiny.qwen_transformer, qwen_inputs, 1),
+    "ltx-video": (lambda: tiny.ltx(10).transformer, ltx_inputs, 1),
+    "hunyuan-video": (lambda: tiny.hunyuan(3, 3).transformer, hunyuan_inputs, 2),
+}
+
+
+def generation(model: Any, inputs: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.stack([model(**inputs(t))[0] for t in (900.0, 600.0, 300.0)])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_repeated_blocks_are_one_graph_each(name: str) -> None:
+    build, inputs, least = MODELS[name]
+    model = build()
+    if not getattr(model, "_repeated_blocks", None):
+        pytest.skip(f"diffusers names no repeated blocks for {name}")
+    model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+    generation(model, inputs)
+    kinds = counters["stats"]["unique_graphs"]  # of the stock model: no layer adds one
+    assert kinds >= least
+    torch.compiler.reset()
+    counters.clear()
+    model = build()
+    handle = jali.apply_sparse_attention(model, "entropy", mean_budget=0.3, **SPARSE)
+    expected = generation(model, inputs)
+    model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+    handle.run.clock.restart()
+    out = generation(model, inputs)
+    assert (out - expected).norm() <= 1e-5 * expected.norm()
+    assert counters["stats"]["unique_graphs"] == kinds, "one graph for every kind of block"
+    assert not counters["graph_break"]
+    rows = handle.stats().rows
+    layers = handle.run.stages[0].layers
+    assert len({(r.layer, r.step) for r in rows}) == len(rows) == layers * 3
+    assert {r.step for r in rows if r.reason is None} == {1, 2}
+    handle.remove()
+
+
+@pytest.mark.parametrize("name", ["wan", "flux"])
+def test_the_whole_model(name: str) -> None:
+    build, inputs, _ = MODELS[name]
+    model = build() if name == "flux" else tiny.wan_transformer(2)
+    stock = generation(model, inputs)
+    handle = jali.apply_sparse_attention(model, "entropy", mean_budget=0.3, **SPARSE)
+    expected = generation(model, inputs)
+    model.compile(fullgraph=True, backend="aot_eager")
+    handle.run.clock.restart()
+    out = generation(model, inputs)
+    assert (out - expected).norm() <= 1e-5 * expected.norm()
+    assert not counters["graph_break"]
+    rows = handle.stats().rows
+    assert len(rows) == handle.run.stages[0].layers * 3
+    assert {r.step for r in rows if r.reason is None} == {1, 2}
+    handle.remove()
+    assert (generation(model, inputs) - stock).norm() <= 1e-5 * stock.norm()
+
+
+def test_a_model_compiled_before_us() -> None:
+    pipe = tiny.wan(2)
+    expected = tiny.generate(pipe, tiny.WAN_CALL)
+    pipe.transformer.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+    tiny.generate(pipe, tiny.WAN_CALL)
+    with jali.sparse_processor_mode(pipe, 0.3, warmup_frac=0, q_block=64, k_block=64) as run:
+        tiny.generate(pipe, tiny.WAN_CALL)
+    assert run.stats().sparse_cost < 0.6
+    again = tiny.generate(pipe, tiny.WAN_CALL)
+    assert (again - expected).norm() <= 1e-4 * expected.norm()
+
+
+def test_a_wrapped_module() -> None:
+    model = tiny.wan_transformer(2)
+    compiled = torch.compile(model, backend="aot_eager")
+    with jali.sparse_processor_mode(compiled, 0.3, warmup_frac=0, q_block=64, k_block=64) as run:
+        with torch.no_grad():
+            compiled(**wan_inputs(500.0))
+        assert len(run.stats().rows) == 2

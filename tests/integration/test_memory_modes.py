@@ -1,0 +1,155 @@
+"""Offloading, adapters, fused projections, casting: in either order with sparse attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+import jali
+
+SPARSE: dict[str, Any] = {"warmup_frac": 0, "dense_first_layer": False, "q_block": 64, "k_block": 64}
+
+
+def model_offload(pipe: Any) -> None:
+    pipe.enable_model_cpu_offload(device="cpu")
+
+
+def sequential_offload(pipe: Any) -> None:
+    """What `enable_sequential_cpu_offload` does to the transformer: accelerate cannot do it to
+    the text encoder where there is no accelerator."""
+    from accelerate import cpu_offload
+
+    cpu_offload(pipe.transformer, execution_device=torch.device("cpu"))
+
+
+def group_offload(kind: str) -> Callable[[Any], None]:
+    def enable(pipe: Any) -> None:
+        more = {"num_blocks_per_group": 1} if kind == "block_level" else {}
+        pipe.transformer.enable_group_offload(
+            onload_device=torch.device("cpu"), offload_device=torch.device("cpu"),
+            offload_type=kind, **more,
+        )  # fmt: skip
+
+    return enable
+
+
+def layerwise_casting(pipe: Any) -> None:
+    pipe.transformer.enable_layerwise_casting(
+        storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32
+    )
+
+
+def lora(pipe: Any) -> None:
+    from peft import LoraConfig
+
+    torch.manual_seed(5)
+    pipe.transformer.add_adapter(
+        LoraConfig(
+            r=4, lora_alpha=8, target_modules=["to_q", "to_k", "to_v", "to_out.0"],
+            init_lora_weights=False,
+        )
+    )
+
+
+def fuse(pipe: Any) -> None:
+    pipe.fuse_qkv_projections() if hasattr(pipe, "fuse_qkv_projections") else (
+        pipe.transformer.fuse_qkv_projections()
+    )
+
+
+def vae_tiling(pipe: Any) -> None:
+    pipe.vae.enable_tiling()
+
+
+ENABLE = {
+    "model offload": model_offload,
+    "sequential offload": sequential_offload,
+    "group offload, blocks": group_offload("block_level"),
+    "group offload, leaves": group_offload("leaf_level"),
+    "layerwise casting": layerwise_casting,
+    "lora": lora,
+    "fused projections": fuse,
+    "vae tiling": vae_tiling,
+}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before us", "after us"])
+@pytest.mark.parametrize("name", ENABLE)
+def test_in_either_order(name: str, first: bool) -> None:
+    """Dense equals the stock pipeline with the same feature; sparse sees every place, twice."""
+    stock = tiny.wan(2)
+    ENABLE[name](stock)
+    expected = tiny.generate(stock, tiny.WAN_CALL)
+    pipe = tiny.wan(2)
+    if first:
+        ENABLE[name](pipe)
+    with jali.sparse_processor_mode(pipe, method="dense"):
+        if not first:
+            ENABLE[name](pipe)
+        assert torch.equal(tiny.generate(pipe, tiny.WAN_CALL), expected)
+    with jali.sparse_processor_mode(pipe, 0.3, **SPARSE) as run:
+        for _ in range(2):  # offloading puts its hooks in anew after every generation
+            out = tiny.generate(pipe, tiny.WAN_CALL)
+            places = [(r.layer, r.step, r.branch) for r in run.stats().rows]
+            assert len(set(places)) == len(places) == 2 * 3 * 2
+            assert torch.isfinite(out).all()
+            assert run.stats().cost < 0.6
+    assert torch.equal(tiny.generate(pipe, tiny.WAN_CALL), expected)
+
+
+def test_lora_scale_still_works() -> None:
+    pipe = tiny.wan(2)
+    expected = tiny.generate(pipe, tiny.WAN_CALL)
+    lora(pipe)
+    with jali.sparse_processor_mode(pipe, method="dense"):
+        with_lora = tiny.generate(pipe, tiny.WAN_CALL)
+        without = tiny.generate(pipe, tiny.WAN_CALL, attention_kwargs={"scale": 0.0})
+    assert not torch.equal(with_lora, expected)
+    assert torch.allclose(without, expected, atol=1e-6)
+
+
+class TestFusedCogVideoX:
+    """Its fusing replaces every processor, so it goes first; the other order is said in words."""
+
+    def test_fused_first(self) -> None:
+        pipe = tiny.cogvideox()
+        pipe.fuse_qkv_projections()
+        expected = tiny.generate(pipe, tiny.COG_CALL)
+        with jali.sparse_processor_mode(pipe, method="dense"):
+            assert torch.equal(tiny.generate(pipe, tiny.COG_CALL), expected)
+        with jali.sparse_processor_mode(pipe, 1.0, **SPARSE) as run:
+            out = tiny.generate(pipe, tiny.COG_CALL)
+        assert run.stats().dense == {}
+        assert (out - expected).norm() <= 1e-4 * expected.norm()
+
+    def test_fused_under_us_is_told(self, caplog: Any) -> None:
+        pipe = tiny.cogvideox()
+        with jali.sparse_processor_mode(pipe, 0.3, **SPARSE):
+            pipe.fuse_qkv_projections()
+            tiny.generate(pipe, tiny.COG_CALL)
+        assert "processors were replaced" in caplog.text
+        tiny.generate(pipe, tiny.COG_CALL)
+
+
+def test_fused_flux() -> None:
+    pipe = tiny.flux()
+    expected = tiny.generate(pipe, tiny.FLUX_CALL)
+    with jali.sparse_processor_mode(pipe, 1.0, **SPARSE):
+        pipe.transformer.fuse_qkv_projections()
+        out = tiny.generate(pipe, tiny.FLUX_CALL)
+    assert (out - expected).norm() <= 1e-4 * expected.norm()
+
+
+def test_saving_is_not_disturbed(tmp_path: Any) -> None:
+    from diffusers import WanTransformer3DModel
+
+    model = tiny.wan_transformer(2)
+    names = set(model.state_dict())
+    with jali.sparse_processor_mode(model, 0.3, warmup_frac=0):
+        assert set(model.state_dict()) == names
+        model.save_pretrained(tmp_path)
+    WanTransformer3DModel.from_pretrained(tmp_path)
