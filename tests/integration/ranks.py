@@ -1,4 +1,4 @@
-"""What one rank does in the tests of context parallelism: run as `python ranks.py …`."""
+"""What one rank does in the tests of several ranks: run as `python ranks.py …`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import pytest
 import tiny
 import torch
 import torch.distributed as dist
@@ -21,6 +22,14 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[float], dict[str, Any]]]] =
     "flux": (lambda: flux(), flux_inputs),
     "qwen-image": (lambda: qwen(), qwen_inputs),
 }
+if not tiny.OLD:
+    MODELS["qwen-image, padded text"] = (lambda: qwen(), lambda t: padded(qwen_inputs(t)))
+
+
+def padded(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Padding in the middle of the text: a mask of keys, in the order of the ranks."""
+    inputs["encoder_hidden_states_mask"][:, 10:15] = False
+    return inputs
 
 
 def flux() -> Any:
@@ -79,6 +88,20 @@ def parallel(name: str, method: str, order: str, **config: Any) -> tuple[torch.T
     return out, run.stats()
 
 
+def tensor_parallel(name: str, method: str) -> torch.Tensor:
+    """The result of ranks that hold some heads of every layer each."""
+    from diffusers import TensorParallelConfig
+    from diffusers.hooks import tensor_parallel
+
+    tensor_parallel._SUPPORTED_TP_DEVICES = ("cpu",)
+    build, inputs = MODELS[name]
+    model = build()
+    model.enable_parallelism(config=TensorParallelConfig(tp_degree=dist.get_world_size()))
+    with torch.no_grad(), jali.sparse_processor_mode(model, method=method, **options(method)):
+        out: torch.Tensor = model(**inputs(600.0))[0]
+    return out
+
+
 def main(rank: int, ranks: int, store: str) -> None:
     # diffusers asks for an accelerator; on a CPU it gets the CPU.
     torch._C._get_accelerator = lambda *_: torch.device("cpu")  # type: ignore[assignment]
@@ -94,13 +117,20 @@ def main(rank: int, ranks: int, store: str) -> None:
             if method != "dense":
                 assert stats.dense == {}, stats.dense
                 assert stats.cost < 0.7, stats.cost
-    for config in ({"ring_degree": ranks}, {"ulysses_degree": ranks, "ulysses_anything": True}):
-        try:
+    for name in () if tiny.OLD else ("flux", "qwen-image"):
+        for method in ("entropy", "rf_v2"):
+            expected = once(name, method)
+            out = tensor_parallel(name, method)
+            worst = float((out - expected).norm() / expected.norm())
+            assert worst < 1e-5, f"{name}, {method}, tensor parallel: {worst}"
+    refused: list[dict[str, Any]] = [{"ring_degree": ranks}]
+    if not tiny.OLD:
+        refused.append({"ulysses_degree": ranks, "ulysses_anything": True})
+    for config in refused:
+        with pytest.raises(ValueError, match="jali does not do"):
             parallel("wan", "entropy", "before", **config)
-        except ValueError as error:
-            assert "jali does not do" in str(error), error
-        else:
-            raise AssertionError(f"{config} was not refused")
+        with pytest.raises(ValueError, match="jali does not do"):
+            parallel("wan", "entropy", "after", **config)
     dist.barrier()
     dist.destroy_process_group()
 

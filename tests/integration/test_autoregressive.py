@@ -14,7 +14,8 @@ pytest.importorskip("diffusers")
 from diffusers import CogVideoXTransformer3DModel, WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
-from jali import Budget, Dense, Entropy, Method, Psa, RfV2, Schedule
+from jali import Box, Budget, Dense, Entropy, Method, Psa, RfV2, Schedule, attend
+from jali.integration import autoregressive
 from jali.integration.autoregressive import ChunkProcessor, KVCache, autoregressive_mode
 
 LAYERS, CHUNK, CHUNKS, SIDE = 3, 4, 3, 32  # 4 frames of 16 × 16 tokens, three times
@@ -164,6 +165,26 @@ def test_sparse_over_the_cache(
     for chunk in (1, 2):  # 1,024 and 2,048 cached tokens
         assert state.cost(chunk) < 0.6
     assert {call.site.layer for call in state.calls} == set(range(LAYERS))
+
+
+def test_a_chunk_knows_its_place_among_the_keys(
+    wan: Any, chunks: list[Tensor], text: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a budget a query block reads its own tokens only: those at the end of the cache."""
+    plans = []
+
+    def watch(*args: Any, **options: Any) -> Any:
+        done = attend(*args, **options)
+        plans.append(done.plan)
+        return done
+
+    monkeypatch.setattr(autoregressive, "attend", watch)
+    run(wan, chunks, text, Entropy(Budget(0.0), **SMALL_BLOCKS))
+    for plan in plans[2 * LAYERS :]:
+        blocks = TOKENS // 64
+        expected = torch.cat([torch.zeros(blocks, 2 * blocks), torch.eye(blocks)], 1)
+        assert torch.equal(plan.levels[0, 0].float(), expected)
+        assert plan.layout.k_grid.segments == (Box(3 * CHUNK, SIDE // 2, SIDE // 2),)
 
 
 def test_a_chunk_is_denoised_in_steps(wan: Any, chunks: list[Tensor], text: Tensor) -> None:

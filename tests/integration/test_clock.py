@@ -14,7 +14,8 @@ import jali
 from jali.integration.clock import Clock, Context, Moment
 from jali.integration.families import BRANCHES
 
-SPARSE: dict[str, Any] = {"warmup_frac": 0, "dense_first_layer": False, "q_block": 64, "k_block": 64}
+BLOCKS: dict[str, Any] = {"q_block": 64, "k_block": 64}
+SPARSE: dict[str, Any] = {"warmup_frac": 0, "dense_first_layer": False, **BLOCKS}
 
 
 def named(name: str | None, step: int | None = None, steps: int | None = None) -> Context:

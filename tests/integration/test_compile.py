@@ -61,6 +61,8 @@ def qwen_inputs(t: float) -> dict[str, Any]:
         "hidden_states": torch.randn(1, 1024, 16, generator=g),
         "encoder_hidden_states": torch.randn(1, 40, 16, generator=g),
         "timestep": torch.tensor([t / 1000]), "img_shapes": [[(1, 32, 32)]], "return_dict": False,
+        **({"txt_seq_lens": [40]} if tiny.OLD else {}),
+        "encoder_hidden_states_mask": torch.ones(1, 40, dtype=torch.bool),
     }  # fmt: skip
 
 

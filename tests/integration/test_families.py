@@ -168,7 +168,8 @@ class TestFamily:
 
 
 def test_ltx2_transformer() -> None:
-    """LTX-2's pipeline needs a Gemma; its transformer is called as the pipeline calls it."""
+    """Its pipeline needs a Gemma; the transformer is called as the pipeline calls it."""
+    pytest.importorskip("diffusers.models.transformers.transformer_ltx2")
     model = tiny.ltx2_transformer()
 
     def generate() -> Any:
@@ -205,6 +206,7 @@ def test_qwen_edit_references_have_their_own_grid() -> None:
         "timestep": torch.tensor([0.5]),
         "img_shapes": [[target, reference]],
         "return_dict": False,
+        **({"txt_seq_lens": [40]} if tiny.OLD else {}),
     }
     with torch.no_grad():
         expected = model(**inputs)[0]
@@ -216,3 +218,16 @@ def test_qwen_edit_references_have_their_own_grid() -> None:
     assert str(grid) == "40 text + 1×32×32 + 1×16×24"
     assert (out - expected).norm() <= 1e-4 * expected.norm()
     assert run.stats().sparse_cost < 0.6
+
+
+def test_a_processor_with_weights_stays_dense_and_is_named() -> None:
+    """An IP-Adapter's processor is a module: replacing it would lose its weights."""
+    from diffusers.models.transformers.transformer_flux import FluxIPAdapterAttnProcessor
+
+    pipe = tiny.flux()
+    theirs = FluxIPAdapterAttnProcessor(hidden_size=32, cross_attention_dim=32, num_tokens=(4,))
+    pipe.transformer.transformer_blocks[0].attn.processor = theirs
+    with jali.sparse_processor_mode(pipe, 0.3, warmup_frac=0) as run:
+        assert pipe.transformer.transformer_blocks[0].attn.processor is theirs
+        assert "transformer layer 0: FluxIPAdapterAttnProcessor" in run.summary()
+    assert pipe.transformer.transformer_blocks[0].attn.processor is theirs

@@ -12,7 +12,11 @@ import jali
 from jali.integration import forecast
 
 
-@pytest.mark.parametrize("row", forecast.constants()["rows"], ids=lambda r: f"{r['backend']}-{r['tokens']}-{r['cost']}")
+@pytest.mark.parametrize(
+    "row",
+    forecast.constants()["rows"],
+    ids=lambda r: f"{r['backend']}-{r['tokens']}-{r['cost']}",
+)
 def test_near_what_was_measured(row: dict[str, Any]) -> None:
     times = forecast.attention_times(
         heads=row["heads"], head_dim=row["head_dim"], tokens=row["tokens"], cost=row["cost"],

@@ -11,7 +11,8 @@ import torch
 
 import jali
 
-SPARSE: dict[str, Any] = {"warmup_frac": 0, "dense_first_layer": False, "q_block": 64, "k_block": 64}
+BLOCKS: dict[str, Any] = {"q_block": 64, "k_block": 64}
+SPARSE: dict[str, Any] = {"warmup_frac": 0, "dense_first_layer": False, **BLOCKS}
 
 
 def model_offload(pipe: Any) -> None:
@@ -81,6 +82,8 @@ ENABLE = {
 @pytest.mark.parametrize("name", ENABLE)
 def test_in_either_order(name: str, first: bool) -> None:
     """Dense equals the stock pipeline with the same feature; sparse sees every place, twice."""
+    if name.startswith("group") and tiny.OLD:
+        pytest.skip("group offloading wants an accelerator in diffusers 0.36")
     stock = tiny.wan(2)
     ENABLE[name](stock)
     expected = tiny.generate(stock, tiny.WAN_CALL)

@@ -15,7 +15,8 @@ from jali.integration.families import FAMILIES, Family
 from jali.integration.processor import SparseProcessor
 from jali.methods import Entropy, Schedule
 
-SPARSE: dict[str, Any] = {"warmup_frac": 0, "dense_first_layer": False, "q_block": 64, "k_block": 64}
+BLOCKS: dict[str, Any] = {"q_block": 64, "k_block": 64}
+SPARSE: dict[str, Any] = {"warmup_frac": 0, "dense_first_layer": False, **BLOCKS}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ class TestRestore:
     ) -> None:
         before = snapshot(pipe.transformer)
 
-        def fail(pipe: Any, step: int, t: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        def fail(_: Any, step: int, __: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
             if step == 1:
                 raise error("stop")
             return kwargs
@@ -131,7 +132,7 @@ class TestRestore:
             for processor in pipe.transformer.attn_processors.values():
                 assert processor._attention_backend.value == "_native_math"
         finally:
-            Registry.set_active_backend(active)
+            Registry._active_backend = active
 
     def test_runs_are_not_kept_alive(self) -> None:
         from jali.integration.operator import _runs
@@ -169,7 +170,7 @@ class TestTold:
         }
 
     def test_an_interrupted_run_begins_again(self, pipe: Any) -> None:
-        def stop(pipe: Any, step: int, t: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        def stop(*_: Any) -> dict[str, Any]:
             raise ValueError("stop")
 
         with jali.sparse_processor_mode(pipe, 0.3, **SPARSE) as run:
@@ -202,7 +203,7 @@ class TestFinite:
     def test_names_the_first_place(self) -> None:
         model = self.broken()
         with (
-            pytest.raises(FloatingPointError, match="layer 2.*step 0, branch cond"),
+            pytest.raises(FloatingPointError, match=r"layer 2.*step 0, branch cond"),
             jali.sparse_processor_mode(model, 0.5, warmup_frac=0),
         ):
             self.call(model)
@@ -336,7 +337,7 @@ def test_an_unknown_transformer_and_how_to_make_it_known() -> None:
         num_attention_heads=2, attention_head_dim=8, in_channels=4, num_layers=1, sample_size=8,
         cross_attention_dim=16, caption_channels=8,
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"PixArt.*it knows WanTransformer3DModel.*register_family"):
+    with pytest.raises(ValueError, match=r"PixArt.*knows WanTransformer3DModel.*register_family"):
         jali.apply_sparse_attention(model, warmup_frac=0)
     family = Family("PixArt", "PixArtTransformer2DModel", r"^transformer_blocks\.\d+\.attn1$")
     jali.register_family(family)

@@ -1,4 +1,4 @@
-"""Ulysses context parallelism: several ranks give what one gives."""
+"""Ulysses and tensor parallelism: several ranks give what one gives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from jali.grid import TokenGrid
 from jali.integration.families import FAMILIES
-from jali.integration.parallel import across_ranks, joint_order
+from jali.integration.parallel import Ranks, across_ranks, joint_order
 from jali.methods import Entropy, RfV2, Schedule
 
 HERE = Path(__file__).parent
@@ -23,7 +23,7 @@ def test_ranks_agree_with_one(ranks: int, tmp_path: Path) -> None:
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     workers = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "ranks.py"), str(rank), str(ranks), str(tmp_path / "store")],
+            [sys.executable, HERE / "ranks.py", str(rank), str(ranks), tmp_path / "store"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env,
         )
         for rank in range(ranks)
@@ -50,8 +50,9 @@ def test_the_order_of_a_joint_sequence() -> None:
 
 
 def test_only_methods_that_share_among_heads_change() -> None:
-    assert across_ranks(RfV2(), 2, 1) == RfV2()
-    method = across_ranks(Schedule(Entropy(), dense_steps=2), 4, 3)
+    ranks = Ranks(4, 3, None)
+    assert across_ranks(RfV2(), ranks) == RfV2()
+    method = across_ranks(Schedule(Entropy(), dense_steps=2), ranks)
     assert isinstance(method, Schedule)
     assert method.dense_steps == 2
-    assert (method.inner.ranks, method.inner.rank) == (4, 3)  # type: ignore[attr-defined]
+    assert method.inner.ranks is ranks  # type: ignore[attr-defined]

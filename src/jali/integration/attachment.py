@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jali.integration import operator
+from jali.integration import operator, parallel
 from jali.integration.clock import ContextHook, listen, stop_listening
 from jali.integration.families import family_of
 from jali.integration.geometry import patch_of
@@ -61,6 +62,9 @@ def self_attentions(module: nn.Module) -> list[tuple[str, Any]]:
                 f"this {type(module).__name__} is sparse already; leave that mode, or call "
                 f".remove() on its handle, first"
             )
+        ranks = getattr(attn.processor, "_parallel_config", None)
+        if ranks is not None and ranks.context_parallel_config is not None:
+            parallel.check(ranks)
         reached = family.reach != "dispatcher" or hasattr(attn.processor, "_attention_backend")
         if not reached and not isinstance(attn.processor, nn.Module):
             raise ValueError(
@@ -84,6 +88,7 @@ def attach(module: nn.Module, name: str, run: Run) -> Attachment:
         layers=len(layers),
         weights=weights_of(module),
         hook=ContextHook(run.finish),
+        module=weakref.ref(module),
     )
     made = Attachment(module, stage)
     try:
@@ -92,7 +97,8 @@ def attach(module: nn.Module, name: str, run: Run) -> Attachment:
             run.places.append((stage.index, layer))
             # A processor with weights of its own (an IP-Adapter) stays as it is, dense.
             if isinstance(attn.processor, nn.Module):
-                run.left_out.append(f"{name} layer {layer}: {type(attn.processor).__name__}")
+                kind = type(attn.processor).__name__
+                run.left_out.append(f"{name} layer {layer}: {kind} has weights and stays dense")
                 continue
             ours = sparse(attn.processor, run, run.number, len(run.places) - 1, family.reach)
             made.processors.append((attn, ours))

@@ -21,6 +21,16 @@ class Keys:
         """Whether this was read from such a mask: the layers of one call share theirs."""
         return self.source == (None if mask is None else tuple(mask.shape))
 
+    def moved(self, order: Tensor | None, tokens: int) -> Keys:
+        """The same keys in another order: a prefix is none there."""
+        if order is None or (self.length is None and self.mask is None):
+            return self
+        mask = self.mask
+        if mask is None:
+            length = torch.tensor(self.length, device=order.device)
+            mask = torch.arange(tokens, device=order.device) < length[:, None]
+        return Keys(mask=mask.index_select(1, order))
+
     def cut(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Keys]:
         """Dense attention over equal prefixes needs no mask: k and v [B, H, S, D] are cut."""
         if self.length is None or len(set(self.length)) != 1:

@@ -301,7 +301,7 @@ def _guided(pipe: Any, card: ModelCard, scale: float | None) -> Iterator[None]:
 def _frames(output: Any, card: ModelCard) -> Tensor:
     """[1, F, 3, H, W] or [1, 3, H, W] -> fp32 [F, H, W, 3] on the CPU."""
     found: Tensor = output.images if card.image else output.frames[0]
-    return found.permute(0, 2, 3, 1).float().clamp(0, 1).cpu().contiguous()
+    return found.permute(0, 2, 3, 1).float().cpu().contiguous()
 
 
 # The flow shift

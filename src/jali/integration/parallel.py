@@ -1,4 +1,4 @@
-"""Context parallelism: Ulysses gives every rank the whole sequence and some of the heads."""
+"""Several ranks: Ulysses and tensor parallelism give each the whole sequence and some heads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,40 @@ from torch import Tensor
 
 from jali.budget import entropy_of, share_blocks
 from jali.grid import Text, TokenGrid
+from jali.integration import operator
 from jali.integration.families import Family
 from jali.methods import Entropy, Method, Query, Schedule
 from jali.plan import BlockPlan
 from jali.scoring import sampled_scores
 from jali.selection import keep_top
 
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that share the heads of a layer, and which of them this is."""
+
+    count: int
+    rank: int
+    group: Any
+
+
+def tensor_ranks(module: Any) -> Ranks | None:
+    """The ranks of tensor parallelism: each has some heads and the whole sequence."""
+    config = getattr(module, "_parallel_config", None)
+    config = getattr(config, "tensor_parallel_config", None)
+    mesh = getattr(config, "_mesh", None)
+    if mesh is None or mesh.size() == 1:
+        return None
+    return Ranks(mesh.size(), mesh.get_local_rank(), mesh.get_group())
+
+
 # The group of the latest Ulysses call: a graph cannot carry it, and a process has one.
 _group: Any = None
+
+
+def ulysses_ranks(count: int, rank: int) -> Ranks:
+    """Those of the call that is going on."""
+    return Ranks(count, rank, _group)
 
 
 def check(config: Any) -> None:
@@ -51,17 +77,9 @@ def ulysses(
     _group = mesh.get_group()
     ranks, rank = context.ulysses_degree, mesh.get_local_rank()
 
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        *_: Any,
-        **__: Any,
-    ) -> Tensor:
-        out: Tensor = torch.ops.jali.attend(q, k, v, mask, scale, run, place, ranks, rank)
-        return out
+    def forward(*args: Any, **_: Any) -> Tensor:
+        q, k, v, mask = args[1:5]  # the first is autograd's context; what follows is fixed here
+        return operator.attend(q, k, v, mask, scale, run, place, ranks, rank)
 
     out: Tensor = _templated_context_parallel_attention(
         q, k, v, mask, 0.0, False, scale, False, False,
@@ -96,8 +114,7 @@ def _joint_order(text: int, image: int, ranks: int, text_first: bool) -> Tensor:
 class EntropyAcrossRanks(Entropy):
     """Entropy that shares its budget among the heads of all ranks, as one rank would."""
 
-    ranks: int = 1
-    rank: int = 0
+    ranks: Ranks | None = None
 
     def plan(self, query: Query) -> BlockPlan:
         layout = query.layout
@@ -106,20 +123,22 @@ class EntropyAcrossRanks(Entropy):
         )
         mixed = layout.has_text_rows and not layout.only_text_rows
         entropy = entropy_of(scores, ~layout.text_rows if mixed else None).contiguous()
-        parts = [torch.empty_like(entropy) for _ in range(self.ranks)]
-        dist.all_gather(parts, entropy, group=_group)
+        ranks = self.ranks
+        assert ranks is not None
+        parts = [torch.empty_like(entropy) for _ in range(ranks.count)]
+        dist.all_gather(parts, entropy, group=ranks.group)
         keep = share_blocks(torch.cat(parts, dim=1), self.budget, layout.N, self.sharpness)
         heads = entropy.shape[1]
-        keep = keep[:, self.rank * heads : (self.rank + 1) * heads]
+        keep = keep[:, ranks.rank * heads : (ranks.rank + 1) * heads]
         rows = layout.text_rows if layout.has_text_rows else None
         return keep_top(scores, keep[..., None, None], layout, layout.forced, rows, query.causal)
 
 
-def across_ranks(method: Method, ranks: int, rank: int) -> Method:
+def across_ranks(method: Method, ranks: Ranks) -> Method:
     """The method that plans for this rank's heads as it would plan for all of them."""
     if isinstance(method, Schedule):
-        return replace(method, inner=across_ranks(method.inner, ranks, rank))
+        return replace(method, inner=across_ranks(method.inner, ranks))
     if type(method) is Entropy:
         own = {f.name: getattr(method, f.name) for f in fields(method)}
-        return EntropyAcrossRanks(**own, ranks=ranks, rank=rank)
+        return EntropyAcrossRanks(**own, ranks=ranks)
     return method

@@ -6,6 +6,7 @@ import logging
 import math
 import statistics
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,13 @@ from jali.integration.families import Family
 from jali.integration.geometry import Patch
 from jali.integration.masks import Keys, read_mask
 from jali.integration.operator import enter
-from jali.integration.parallel import across_ranks, joint_order
+from jali.integration.parallel import (
+    Ranks,
+    across_ranks,
+    joint_order,
+    tensor_ranks,
+    ulysses_ranks,
+)
 from jali.integration.stats import Record, Stats, first_bad, read
 from jali.methods import Dense, Entropy, Method, Schedule
 from jali.site import Site
@@ -45,6 +52,7 @@ class Stage:
     layers: int
     weights: int
     hook: ContextHook
+    module: weakref.ReferenceType[nn.Module]
     scene: Scene | None = None
 
 
@@ -82,7 +90,7 @@ class Run:
         self.records: list[Record] = []
         self._ended = False
         self._told: set[str] = set()
-        self._methods: dict[tuple[int, int], Method] = {}
+        self._methods: dict[Ranks, Method] = {}
         self._speedups: dict[tuple[Any, ...], float | None] = {}
         self._shape: tuple[Any, ...] | None = None
         self._times: dict[bool, list[Any]] = {True: [], False: []}
@@ -191,10 +199,14 @@ class Run:
             return out
         order = None
         method = self.method if why is None else NEVER
+        sharded = tensor_ranks(stage.module()) if why is None else None
+        if sharded is not None:
+            method = self._across(sharded)
         if ranks > 1 and why is None:
-            method = self._across(ranks, rank)
+            method = self._across(ulysses_ranks(ranks, rank))
             assert isinstance(grid, TokenGrid)
             order = joint_order(stage.family, grid, ranks, q.device)
+            keys = keys.moved(order, k.shape[1])
         q, k, v = (_moved(x, order).transpose(1, 2) for x in (q, k, v))
         if why is not None:
             k, v, keys = keys.cut(k, v)
@@ -208,7 +220,7 @@ class Run:
             backend=self.backend if why is None else "auto",
             scale=scale,
             key_length=keys.length,
-            key_mask=None if keys.mask is None else _moved(keys.mask, order),
+            key_mask=keys.mask,
         )
         out = result.out.transpose(1, 2)
         costs = None if result.executed is None else result.executed.costs
@@ -236,10 +248,10 @@ class Run:
             self._tell(f"sparse is not expected to be faster at {tokens} ({faster:.2f}×)")
         return None
 
-    def _across(self, ranks: int, rank: int) -> Method:
-        if (ranks, rank) not in self._methods:
-            self._methods[ranks, rank] = across_ranks(self.method, ranks, rank)
-        return self._methods[ranks, rank]
+    def _across(self, ranks: Ranks) -> Method:
+        if ranks not in self._methods:
+            self._methods[ranks] = across_ranks(self.method, ranks)
+        return self._methods[ranks]
 
     def _forecast(self, q: Tensor, stage: Stage) -> float | None:
         """Expected speed-up of a sparse call of this shape; None where nothing was measured."""
@@ -312,7 +324,10 @@ class Run:
 
     def _measured(self) -> float | None:
         """Time of a dense transformer call over that of a sparse one, both in this run."""
-        dense, sparse = ([_seconds(*t) for t in self._times[kind]] for kind in (False, True))
+        dense, sparse = (
+            [s for s in (_seconds(*t) for t in self._times[kind]) if not math.isnan(s)]
+            for kind in (False, True)
+        )
         # The first call warms caches up, and with one kind only there is nothing to compare.
         if len(dense) < 2 or not sparse:
             return None
