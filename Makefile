@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-for-jali
-EXTRAS := dev,report,triton,docs
+EXTRAS := dev,report,triton,docs,diffusers
 WORKERS ?= 2
 # One thread for each worker: two workers with two threads each fight over two cores.
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile

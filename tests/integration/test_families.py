@@ -46,6 +46,11 @@ CASES = (
         ("cond", "uncond"), 2, "5×16×16", 2,
     ),
     Case(
+        "wan2.1-i2v", tiny.wan21_i2v,
+        lambda: {**tiny.WAN_CALL, "image": IMAGE, "max_sequence_length": 512},
+        ("cond", "uncond"), 2, "5×16×16",
+    ),
+    Case(
         "wan2.2-ti2v", tiny.wan_ti2v,
         lambda: {**tiny.WAN_CALL, "image": IMAGE.resize((512, 512)), "height": 512, "width": 512},
         ("cond", "uncond"), 2, "5×16×16",

@@ -178,7 +178,7 @@ class TestTold:
                 tiny.generate(pipe, tiny.WAN_CALL, steps=3, callback_on_step_end=stop)
             tiny.generate(pipe, tiny.WAN_CALL, steps=3)
         rows = run.stats().rows
-        assert len({(r.layer, r.step, r.branch) for r in rows}) == 18
+        assert len({(r.layer, r.step, r.branch) for r in rows}) == len(rows) == 18
 
     def test_old_code_with_a_step_callback(self, pipe: Any) -> None:
         with jali.sparse_processor_mode(pipe, mean_budget=0.5) as state:

@@ -125,6 +125,25 @@ def wan_i2v() -> Any:
     return quiet(pipe)
 
 
+def wan21_i2v() -> Any:
+    """Wan 2.1 I2V: CLIP image tokens in the cross-attention."""
+    from diffusers import WanImageToVideoPipeline
+    from transformers import ByT5Tokenizer, CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+    torch.manual_seed(0)
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        image_size=224, patch_size=14,
+    )  # fmt: skip
+    pipe = WanImageToVideoPipeline(
+        tokenizer=ByT5Tokenizer(), text_encoder=t5(), vae=wan_vae(), scheduler=flow(),
+        transformer=wan_transformer(2, in_channels=36, image_dim=16, added_kv_proj_dim=64),
+        image_encoder=CLIPVisionModel(vision).eval(),
+        image_processor=CLIPImageProcessor(crop_size=224, size=224),
+    )  # fmt: skip
+    return quiet(pipe)
+
+
 def wan_vace() -> Any:
     from diffusers import WanVACEPipeline, WanVACETransformer3DModel
     from transformers import ByT5Tokenizer

@@ -54,6 +54,7 @@ class Stage:
     hook: ContextHook
     module: weakref.ReferenceType[nn.Module]
     scene: Scene | None = None
+    opened: set[str] = field(default_factory=set)  # branches that have had their step 0
 
 
 @dataclass(eq=False)
@@ -111,8 +112,11 @@ class Run:
             self._restart()
         before = None if here.scene is None else here.scene.moment.step
         moment = self.clock.tick(timestep, here.hook.context, here.family.branches)
-        if before is not None and moment.step < before:
+        again = moment.step == 0 and moment.branch in here.opened
+        if again or (before is not None and moment.step < before):
             self._restart()  # an interrupted run, or one without a pipeline, begins again
+        if moment.step == 0:
+            here.opened.add(moment.branch)
         here.scene = Scene(moment, here.family.geometry.boxes(numbers, tensors))
         here.scene.started = _now(timestep)
 
@@ -166,6 +170,7 @@ class Run:
         self._times = {True: [], False: []}
         for stage in self.stages:
             stage.scene = None
+            stage.opened.clear()
 
     # One attention call
 
