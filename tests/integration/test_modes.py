@@ -146,6 +146,30 @@ class TestRestore:
         assert number not in _runs
 
 
+def test_two_pipelines_in_two_threads() -> None:
+    """The layer that is calling is known per thread."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def calls(model: Any) -> tuple[torch.Tensor, int]:
+        inputs = {
+            "hidden_states": torch.ones(1, 16, 5, 16, 16).cumsum(-1) / 8,
+            "encoder_hidden_states": torch.ones(1, 8, 32),
+            "return_dict": False,
+        }
+        with torch.no_grad(), jali.sparse_processor_mode(model, 0.5, **SPARSE) as run:
+            outs = [model(timestep=torch.tensor([t]), **inputs)[0] for t in range(900, 0, -100)]
+        return torch.stack(outs), len({(r.layer, r.step) for r in run.stats().rows})
+
+    models = [tiny.wan_transformer(2), tiny.wan_transformer(5)]
+    alone = [calls(model) for model in models]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(calls, models))
+    for (a, places), (b, again) in zip(alone, together, strict=True):
+        assert torch.equal(a, b)
+        assert places == again
+    assert [places for _, places in together] == [18, 45]
+
+
 class TestTold:
     def test_one_line_at_the_end(self, pipe: Any, caplog: pytest.LogCaptureFixture) -> None:
         with (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from jali.functional import sparse_attention
 from jali.integration.attachment import unwrapped
-from jali.integration.families import FAMILIES, family_of
+from jali.integration.families import family_of
 from jali.integration.registration import enrol
 
 log = logging.getLogger("jali")
@@ -37,11 +37,6 @@ def register_backend(target: Any = None) -> None:
             f"{family.name} never asks diffusers' attention dispatcher, so no backend name "
             f"reaches it; use jali.apply_sparse_attention or jali.sparse_processor_mode"
         )
-
-
-def unreachable() -> tuple[str, ...]:
-    """Families that a backend name cannot make sparse."""
-    return tuple(f.name for f in FAMILIES.values() if f.reach == "cogvideox")
 
 
 def attend_by_name(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -91,10 +91,6 @@ class Stats:
         return "; ".join([*parts, *self.notes])
 
     __str__ = line
-
-    def merged(self, other: Stats) -> Stats:
-        """Both together, as of two experts or two generations."""
-        return replace(self, rows=(*self.rows, *other.rows))
 
 
 def read(records: list[Record]) -> tuple[Row, ...]:
