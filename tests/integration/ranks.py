@@ -79,9 +79,10 @@ def parallel(name: str, method: str, order: str, **config: Any) -> tuple[torch.T
     config = config or {"ulysses_degree": dist.get_world_size()}
     if order == "before":
         model.enable_parallelism(config=ContextParallelConfig(**config))
-    with torch.no_grad(), jali.sparse_processor_mode(
-        model, method=method, **options(method)
-    ) as run:
+    with (
+        torch.no_grad(),
+        jali.sparse_processor_mode(model, method=method, **options(method)) as run,
+    ):
         if order == "after":
             model.enable_parallelism(config=ContextParallelConfig(**config))
         out: torch.Tensor = model(**inputs(600.0))[0]

@@ -91,9 +91,7 @@ def test_an_explicit_call_is_sparse_and_warns_once(caplog: Any) -> None:
 def test_auto_is_sparse_where_it_pays(monkeypatch: Any) -> None:
     monkeypatch.setattr(forecast, "attention_speedup", lambda **_: 1.5)
     model = tiny.wan_transformer(2)
-    with torch.no_grad(), jali.sparse_processor_mode(
-        model, 0.3, warmup_frac=0, when="auto"
-    ) as run:
+    with torch.no_grad(), jali.sparse_processor_mode(model, 0.3, warmup_frac=0, when="auto") as run:
         model(
             hidden_states=torch.randn(1, 16, 5, 32, 32), timestep=torch.tensor([5]),
             encoder_hidden_states=torch.randn(1, 8, 32),

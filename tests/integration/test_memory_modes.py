@@ -50,7 +50,9 @@ def lora(pipe: Any) -> None:
     torch.manual_seed(5)
     pipe.transformer.add_adapter(
         LoraConfig(
-            r=4, lora_alpha=8, target_modules=["to_q", "to_k", "to_v", "to_out.0"],
+            r=4,
+            lora_alpha=8,
+            target_modules=["to_q", "to_k", "to_v", "to_out.0"],
             init_lora_weights=False,
         )
     )

@@ -97,9 +97,7 @@ class TestRestore:
         other, active = tiny.wan_transformer(), Registry._active_backend
         with jali.sparse_processor_mode(pipe, 0.3, **SPARSE):
             assert Registry._active_backend is active
-            assert not any(
-                isinstance(p, SparseProcessor) for p in other.attn_processors.values()
-            )
+            assert not any(isinstance(p, SparseProcessor) for p in other.attn_processors.values())
         # Cross-attention is never ours.
         with jali.sparse_processor_mode(pipe, 0.3):
             ours = {
@@ -272,9 +270,7 @@ class TestSchedule:
 
     def test_a_name_brings_the_defaults(self) -> None:
         method = self.method("entropy")
-        assert method == Schedule(
-            Entropy().with_budget(0.5), dense_steps=0.2, dense_layers=(0,)
-        )
+        assert method == Schedule(Entropy().with_budget(0.5), dense_steps=0.2, dense_layers=(0,))
 
     def test_a_method_brings_its_own(self) -> None:
         own = Schedule(Entropy(), dense_steps=3, dense_layers=(-1,))

@@ -184,7 +184,10 @@ def cogvideox(version: str = "1.0", layers: int = 3) -> Any:
         latent_channels=4, layers_per_block=1, norm_num_groups=2, temporal_compression_ratio=4,
     ).eval()  # fmt: skip
     pipe = CogVideoXPipeline(
-        tokenizer=ByT5Tokenizer(), text_encoder=t5(), vae=vae, transformer=transformer,
+        tokenizer=ByT5Tokenizer(),
+        text_encoder=t5(),
+        vae=vae,
+        transformer=transformer,
         scheduler=CogVideoXDDIMScheduler(),
     )
     return quiet(pipe)
@@ -220,14 +223,24 @@ def hunyuan(layers: int = 1, single: int = 2) -> Any:
     ).eval()  # fmt: skip
     llama = LlamaModel(
         LlamaConfig(
-            hidden_size=16, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2,
-            vocab_size=512, pad_token_id=0,
+            hidden_size=16,
+            intermediate_size=37,
+            num_attention_heads=4,
+            num_hidden_layers=2,
+            vocab_size=512,
+            pad_token_id=0,
         )
     ).eval()
     clip = CLIPTextModel(
         CLIPTextConfig(
-            hidden_size=8, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2,
-            vocab_size=512, projection_dim=32, bos_token_id=1, eos_token_id=2,
+            hidden_size=8,
+            intermediate_size=37,
+            num_attention_heads=4,
+            num_hidden_layers=2,
+            vocab_size=512,
+            projection_dim=32,
+            bos_token_id=1,
+            eos_token_id=2,
         )
     ).eval()
     pipe = HunyuanVideoPipeline(
@@ -280,8 +293,14 @@ def clip_text(hidden: int = 32) -> Any:
 
     return CLIPTextModel(
         CLIPTextConfig(
-            hidden_size=hidden, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2,
-            vocab_size=512, projection_dim=32, bos_token_id=1, eos_token_id=2,
+            hidden_size=hidden,
+            intermediate_size=37,
+            num_attention_heads=4,
+            num_hidden_layers=2,
+            vocab_size=512,
+            projection_dim=32,
+            bos_token_id=1,
+            eos_token_id=2,
         )
     ).eval()
 
@@ -340,8 +359,11 @@ def generate(pipe: Any, call: dict[str, Any], steps: int = 3, seed: int = 0, **m
     """The latents of one generation."""
     out = pipe(
         **{
-            **call, "num_inference_steps": steps, "output_type": "latent",
-            "generator": torch.Generator().manual_seed(seed), **more,
+            **call,
+            "num_inference_steps": steps,
+            "output_type": "latent",
+            "generator": torch.Generator().manual_seed(seed),
+            **more,
         }
     )
     return out.frames if hasattr(out, "frames") else out.images
