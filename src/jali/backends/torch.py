@@ -50,15 +50,17 @@ class Torch(Backend):
         out = torch.empty_like(q) if spare is None else spare
         lse = torch.empty(B, H, Sq, dtype=torch.float32, device=q.device)
         scratch = _Scratch(dtype, q.device)
-        tame = _is_tame(q, k, scale)
+        longest = F.pad(_norms(q), (0, plan.layout.M * plan.blocks.q - Sq))
+        longest = longest.unflatten(2, (plan.layout.M, plan.blocks.q)).amax(-1)  # [B, H, M]
         for rows in _chunks(plan, B, H, D):
             scratch.clear()
             read = _read(levels, rows, k.shape[2], k.shape[1], H, scratch)
+            tame = bool(abs(scale) * longest[tuple(rows)].amax() * read.longest < 60)
             # Chunks never mix the short last block with others, so all rows are of one length.
             first = int(rows.m[0]) * plan.blocks.q
             length = min(plan.blocks.q, Sq - first)
             # Dense rows of a long sequence are cut once more, to keep their logits small.
-            step = max(1, scratch.room // (read.keys.shape[0] * (read.keys.shape[1] + 2 * D)))
+            step = max(1, scratch.room // (read.keys.shape[0] * (read.keys.shape[1] + D)))
             for start in range(0, length, step):
                 size = min(step, length - start)
                 runs = list(_runs(rows, plan.blocks.q, start, size, length))
@@ -81,21 +83,20 @@ class Torch(Backend):
         return out, lse
 
 
-def _is_tame(q: Tensor, k: Tensor, scale: float) -> bool:
-    """Whether no logit can be beyond ±60, by the norms of q and k.
-
-    Then exp() neither overflows nor loses a row, and the two passes that find and subtract the
-    largest logit of each row can be left out.
-    """
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    norms = [torch.linalg.vector_norm(x, dim=-1, dtype=dtype).max() for x in (q, k)]
-    return bool(abs(scale) * norms[0] * norms[1] < 60)
+def _norms(x: Tensor) -> Tensor:
+    """The length of every row, [..., D] -> [...]."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def _attend(
     queries: Tensor, read: _Read, scale: float, ahead: Tensor | None, logits: Tensor, tame: bool
 ) -> tuple[Tensor, Tensor]:
-    """Two batched products, with the softmax in place of the logits. [R, L, D] and [R, L]."""
+    """Two batched products, with the softmax in place of the logits. [R, L, D] and [R, L].
+
+    `tame`: no logit can be beyond ±60, by the lengths of queries and keys. Then exp() neither
+    overflows nor loses a row, and the two passes that find and subtract each row's largest logit
+    are left out.
+    """
     torch.bmm(queries.mul_(scale), read.keys.transpose(1, 2), out=logits)
     if read.bias is not None:
         logits += read.bias[:, None]
@@ -148,6 +149,7 @@ class _Read:
     keys: Tensor
     values: Tensor
     bias: Tensor | None
+    longest: Tensor  # the length of the longest key, a scalar
     chosen: tuple[tuple[_Level, Tensor], ...]
     tokens: int
 
@@ -167,6 +169,7 @@ class _Level:
 
     keys: Tensor  # [B·Hkv·N, rows, D]
     values: Tensor
+    norms: Tensor  # [B·Hkv·N]; the length of the longest key of each block
     log_count: Tensor | None  # [B|1, N, rows]; None where every key counts once
     counts: Tensor  # [B|1, H|1, M]
     indices: Tensor  # [B|1, H|1, M, W]
@@ -188,9 +191,9 @@ class _Level:
         )
         log_count = F.pad(log_count, (0, missing), value=-torch.inf).unflatten(1, (N, rows))
         listed = plan.lists[ratio]
-        return cls(
-            keys, values, None if plain else log_count, listed.counts, listed.indices, N, ratio
-        )
+        bias = None if plain else log_count
+        norms = _norms(keys).amax(-1)
+        return cls(keys, values, norms, bias, listed.counts, listed.indices, N, ratio)
 
     @property
     def rows(self) -> int:
@@ -225,7 +228,7 @@ def _read(
     total = sum(chosen.shape[1] * level.rows for level, chosen, _ in found)
     D = levels[0].keys.shape[-1]
     keys, values = scratch.take(len(m), total, D), scratch.take(len(m), total, D)
-    biases = []
+    biases, longest = [], []
     start = 0
     for level, chosen, listed in found:
         flat = (kv_row[:, None] * level.blocks + chosen).flatten()
@@ -236,10 +239,12 @@ def _read(
             else:
                 into[:, start:stop] = source.index_select(0, flat).view(len(m), -1, D)
         biases.append(level.bias(batch, chosen, listed, keys))
+        longest.append(level.norms[flat].amax() if len(flat) else level.norms.new_zeros(()))
         start = stop
     present = [bias for bias in biases if bias is not None]  # of several levels, all are
     bias = torch.cat(present, dim=1) if present else None
-    return _Read(keys, values, bias, tuple((level, blocks) for level, blocks, _ in found), tokens)
+    chosen_blocks = tuple((level, blocks) for level, blocks, _ in found)
+    return _Read(keys, values, bias, torch.stack(longest).amax(), chosen_blocks, tokens)
 
 
 @dataclass(frozen=True)
