@@ -18,7 +18,7 @@ from torch import Tensor
 from jali.layout import BlockLayout
 from jali.padding import KeyPadding
 
-CHUNK_BYTES = 16 * 2**20
+CHUNK_BYTES = 4 * 2**20
 
 
 def wide(x: Tensor) -> Tensor:
@@ -87,10 +87,11 @@ def sampled_scores(
         logits = _matmul(part, keys)
         if causal:
             assert layout.offset is not None
-            logits = logits.masked_fill(
-                key > positions[rows].flatten()[:, None] + layout.offset, -torch.inf
-            )
-        mass = _block_sums(_softmax(logits, hidden), layout.blocks.k)
+            ahead = key > positions[rows].flatten()[:, None] + layout.offset
+            logits.masked_fill_(ahead, -torch.inf)
+        if hidden is not None:
+            logits.masked_fill_(hidden, -torch.inf)
+        mass = _block_sums(_softmax(logits, hidden is not None), layout.blocks.k)
         out[:, :, rows] = mass.unflatten(2, (-1, P)).mean(3)
     return out
 
@@ -160,23 +161,27 @@ def antidiagonal_scores(
         )
     B, H, Sq, _ = q.shape
     g = stride
-    last = torch.arange(0, -(-Sq // g) * g, device=q.device).clamp_max(Sq - 1)
-    queries = wide(q[:, :, last]).unflatten(2, (-1, g)).flip(3).flatten(3) * scale  # [B,H,Gq,gD]
+    token = torch.arange(0, -(-Sq // g) * g, device=q.device).clamp_max(Sq - 1)
+    backwards = token.unflatten(0, (-1, g)).flip(1).flatten()
+    queries = wide(q[:, :, backwards]).unflatten(2, (-1, g)).flatten(3)  # [B, H, Gq, g·D]
+    queries *= scale / g  # a fresh copy; products are means over g pairs
     keys, weight = _key_groups(k, g, padding, drop_tail)
     groups = -(-layout.blocks.q // g)
     out = queries.new_empty(B, H, layout.M, layout.N)
     for rows in _chunks(layout.M, B * H * groups * keys.shape[2] * queries.element_size()):
         first = rows.start * groups
         part = queries[:, :, first : rows.stop * groups]
-        logits = _matmul(part, keys) + weight
+        logits = _matmul(part, keys)
+        if weight is not None:
+            logits += weight
         if causal:
             assert layout.offset is not None
             # A key group counts as long as it does not start after the query group's last token.
             row = torch.arange(first, first + part.shape[2], device=q.device)
             end = ((row + 1) * g).clamp_max(Sq) - 1 + layout.offset
             column = torch.arange(keys.shape[2], device=q.device) * g
-            logits = logits.masked_fill(column > end[:, None], -torch.inf)
-        mass = _block_sums(_softmax(logits, None), layout.blocks.k // g)
+            logits.masked_fill_(column > end[:, None], -torch.inf)
+        mass = _block_sums(_softmax(logits, weight is not None), layout.blocks.k // g)
         # Dropped keys may leave the last block without any group: it weighs nothing.
         mass = F.pad(mass, (0, layout.N - mass.shape[-1]))
         count = mass.new_full((rows.stop - rows.start,), groups)
@@ -227,7 +232,7 @@ def peak_scores(
     out = queries.new_empty(B, H, M, N)
     for rows in _chunks(M, B * H * P * N * Q * queries.element_size()):
         logits = _matmul(queries[:, :, rows.start * P : rows.stop * P], keys)
-        logits = logits.masked_fill(hidden[:, None, None], -torch.inf)
+        logits.masked_fill_(hidden[:, None, None], -torch.inf)
         peak = logits.unflatten(-1, (N, Q)).amax(-1)
         row = logits.logsumexp(-1, keepdim=True) if normalised else peak.amax(-1, keepdim=True)
         weight = (peak - row).exp().nan_to_num(0.0)
@@ -253,15 +258,15 @@ def key_similarity(k: Tensor, layout: BlockLayout, ratio: int) -> Tensor:
 
 def _key_groups(
     k: Tensor, g: int, padding: KeyPadding | None, drop_tail: bool
-) -> tuple[Tensor, Tensor]:
-    """Keys in groups of g [B, Hkv, G, g·D], divided so that a product is a mean over real keys,
-    and the log of each group's share of real keys, broadcastable over [B, H, Gq, G]."""
+) -> tuple[Tensor, Tensor | None]:
+    """Keys in groups of g [B, Hkv, G, g·D], weighed up where some are missing, and the log of each
+    group's share of real keys, broadcastable over [B, H, Gq, G]; None where all are real."""
     Sk = k.shape[2]
     whole = Sk // g if drop_tail and Sk >= g else -(-Sk // g)
     keys = wide(k)[:, :, : whole * g]
     missing = whole * g - keys.shape[2]
     if padding is None and not missing:
-        return keys.unflatten(2, (whole, g)).flatten(3) / g, keys.new_zeros(1)
+        return keys.unflatten(2, (whole, g)).flatten(3), None
     valid = torch.ones(1, Sk, dtype=torch.bool, device=k.device)
     if padding is not None:
         valid = padding.valid(Sk)
@@ -269,7 +274,7 @@ def _key_groups(
     keys = F.pad(keys, (0, 0, 0, missing))
     keys = keys.masked_fill(~valid[:, None, :, None], 0)
     count = valid.unflatten(1, (whole, g)).sum(-1).to(keys)
-    keys = keys.unflatten(2, (whole, g)).flatten(3) / count.clamp_min(1)[:, None, :, None]
+    keys = keys.unflatten(2, (whole, g)).flatten(3) * (g / count.clamp_min(1))[:, None, :, None]
     return keys, (count / g).log()[:, None, None]
 
 
@@ -283,10 +288,10 @@ def _matmul(q: Tensor, k: Tensor) -> Tensor:
     return grouped.view(B, H, R, k.shape[2])
 
 
-def _softmax(logits: Tensor, hidden: Tensor | None) -> Tensor:
-    if hidden is not None:
-        logits = logits.masked_fill(hidden, -torch.inf)
-    return logits.softmax(-1).nan_to_num(0.0)
+def _softmax(logits: Tensor, guarded: bool) -> Tensor:
+    """Over the last dimension; 0 for a row of −inf, where `guarded` says that there may be one."""
+    weight = logits.softmax(-1)
+    return weight.nan_to_num_(0.0) if guarded else weight
 
 
 def _block_sums(x: Tensor, block: int) -> Tensor:

@@ -33,7 +33,9 @@ def pool(
         wide = x if x.dtype == torch.float64 else x.float()
         if padding is not None:
             wide = wide.masked_fill(~real[:, None, :, None], 0)
-        sums = F.pad(wide, (0, 0, 0, missing)).unflatten(2, (groups, ratio)).sum(3)
+        if missing:
+            wide = F.pad(wide, (0, 0, 0, missing))
+        sums = wide.unflatten(2, (groups, ratio)).sum(3)
         means.append((sums / count.clamp_min(1)[:, None, :, None]).to(x.dtype))
     return means[0], means[1], _log(count, k.dtype)
 
