@@ -119,9 +119,9 @@ class Psa(Method):
         """The coarsest ratio a key block may be read at: 1 where it mixes segments, and no coarser
         than neighbouring keys are alike. uint8 [B, H, N]; None where nothing is capped."""
         layout, heads = query.layout, query.q.shape[1]
-        cap = torch.full((layout.N,), max(RATIOS), dtype=torch.uint8, device=query.q.device)
         if self.similarity is None and not layout.has_mixed_keys:
             return None
+        cap = torch.full((layout.N,), max(RATIOS), dtype=torch.uint8, device=query.q.device)
         if self.similarity is not None:
             cap = torch.ones_like(cap)
             for ratio, threshold in zip((2, 4, 8), self.similarity, strict=True):
