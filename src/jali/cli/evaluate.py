@@ -1,0 +1,204 @@
+"""`jali evaluate`: how close generated clips come to their references."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jali.cli.exits import fail, refuse
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jali.quality.evaluation import Evaluation, Pair
+    from jali.quality.interval import Interval
+
+# More clips than these make a table nobody reads; the file has them all.
+ROWS = 20
+
+
+def evaluate(
+    reference: Annotated[
+        Path | None, typer.Option(help="Run folder, folder of clips, or one clip: the dense ones.")
+    ] = None,
+    generated: Annotated[
+        Path | None, typer.Option(help="The same for the clips to be judged, by the same names.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write every value of every frame here, as JSON.")
+    ] = None,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: psnr, ssim, ms_ssim, lpips, lpips_vgg, vmaf, flicker; "
+            "or all. None given: those that can run here, without lpips_vgg.",
+            show_default=False,
+        ),
+    ] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1.")] = "cpu",
+    weights: Annotated[
+        Path | None, typer.Option(help="Folder with LPIPS weights, instead of the cache.")
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Leave out clips without a partner.")
+    ] = False,
+    fetch_weights: Annotated[
+        bool, typer.Option("--fetch-weights", help="Get the LPIPS weights (64 MB, once).")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Compare clips of the same names, frame by frame.
+
+    Examples:
+
+      jali evaluate --reference out/dense --generated out/entropy --output metrics.json
+
+      jali evaluate --reference a.mp4 --generated b.mp4 --metrics psnr,lpips --json
+
+      jali evaluate --fetch-weights
+    """
+    from jali.quality.error import QualityError, QualityJobError
+
+    try:
+        if fetch_weights:
+            _fetch(as_json)
+            if reference is None and generated is None:
+                return
+        if reference is None or generated is None:
+            refuse("evaluate needs both --reference and --generated")
+        found = _evaluated(reference, generated, output, metrics, device, weights, partial)
+    except QualityJobError as error:
+        fail(error)
+    except QualityError as error:
+        refuse(error)
+    if as_json:
+        typer.echo(json.dumps(_brief(found), indent=1, allow_nan=False))
+    else:
+        _show(found, output)
+
+
+def _fetch(quiet: bool) -> None:
+    from jali.quality.weights import fetch
+
+    for file in fetch():
+        typer.echo(f"LPIPS weights: {file}", err=quiet)
+
+
+def _evaluated(
+    reference: Path,
+    generated: Path,
+    output: Path | None,
+    metrics: str,
+    device: str,
+    weights: Path | None,
+    partial: bool,
+) -> Evaluation:
+    from rich.console import Console
+
+    from jali.quality.evaluation import METRICS, evaluate, writable, write_evaluation
+
+    if output is not None:
+        writable(output)  # before an hour of work, not after
+    asked = [name.strip().lower().replace("-", "_") for name in metrics.split(",") if name.strip()]
+    names = METRICS if asked == ["all"] else tuple(asked) or None
+    with Console(stderr=True).status("reading") as status:
+        found = evaluate(
+            reference,
+            generated,
+            names,
+            device=device,
+            weights=weights,
+            partial=partial,
+            progress=lambda name, number, count: status.update(f"{number + 1}/{count} {name}"),
+        )
+        if output is not None:
+            write_evaluation(found, output)
+    return found
+
+
+def _brief(found: Evaluation) -> dict[str, Any]:
+    """The result without the values of single frames."""
+    result = found.to_dict()
+    for pair in result["pairs"]:
+        for name in found.metrics:
+            if pair[name] is not None:
+                del pair[name]["per_frame"]
+    return result
+
+
+def _show(found: Evaluation, output: Path | None) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console()
+    console.print(_table(found))
+    if len(found.pairs) > ROWS:
+        console.print(f"The first {ROWS} of {len(found.pairs)} clips; the mean is over all.")
+    for name, reason in found.unavailable.items():
+        console.print(f"{name}: {escape(reason)}", highlight=False)
+    for note in found.notes:
+        console.print(escape(note), highlight=False)
+    for side, names in (("reference", found.only_reference), ("generated", found.only_generated)):
+        if names:
+            console.print(f"Only in {side}: {escape(', '.join(names))}", highlight=False)
+    if output is not None:
+        console.print(f"Written: {escape(str(output))}", highlight=False)
+
+
+def _table(found: Evaluation) -> Table:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from jali.quality.evaluation import MEASURES
+
+    summary = found.summary
+    arrows = {True: " ↑", False: " ↓", None: ""}
+    table = Table(box=box.SIMPLE, padding=(0, 1), pad_edge=False)
+    table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=28)
+    for name in summary:
+        measure = MEASURES[name]
+        table.add_column(measure.title + arrows[measure.higher_is_better], justify="right")
+    table.add_column("faults")
+    for pair in found.pairs[:ROWS]:
+        values = [_number(_value(pair, name), name) for name in summary]
+        table.add_row(escape(pair.name), *values, _faults(pair))
+    if len(found.pairs) > 1:
+        table.add_section()
+        table.add_row("mean", *(_number(summary[name].mean, name) for name in summary), "")
+        table.add_row("95 % interval", *(_between(summary[name], name) for name in summary), "")
+    return table
+
+
+def _value(pair: Pair, name: str) -> float | None:
+    series = pair.series["flicker" if name == "flicker_ratio" else name]
+    if series is None:
+        return None
+    return series.extra["ratio"] if name == "flicker_ratio" else series.mean
+
+
+def _number(value: float | None, name: str) -> str:
+    from jali.quality.evaluation import MEASURES
+
+    return "n/a" if value is None else f"{value:.{MEASURES[name].digits}f}"
+
+
+def _between(found: Interval, name: str) -> str:
+    if found.low is None or found.high is None:
+        return ""
+    return f"{_number(found.low, name)} – {_number(found.high, name)}"
+
+
+def _faults(pair: Pair) -> str:
+    counts = {
+        "black": pair.checks.black,
+        "frozen": pair.checks.frozen,
+        "NaN": pair.checks.nan,
+    }
+    found = [f"{count} {name}" for name, count in counts.items() if count]
+    return f"[red]{', '.join(found)}[/]" if found else "none"

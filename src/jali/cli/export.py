@@ -1,0 +1,107 @@
+"""`jali export`: tensors and lossless clips as mp4, for people to look at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jali.cli.exits import fail, refuse
+
+if TYPE_CHECKING:
+    from jali.quality.pairs import Entry
+
+
+def export(
+    folder: Annotated[
+        Path, typer.Argument(help="Run folder, folder of clips, or one clip.", metavar="DIR")
+    ],
+    fps: Annotated[
+        float | None,
+        typer.Option(help="Frames per second; none given: what the clip says, or 24."),
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Where the mp4 files go; none given: beside the clips.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace mp4 files that exist.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Turn saved tensors, lossless videos and folders of images into mp4 files.
+
+    Examples:
+
+      jali export results/dense
+
+      jali export results/dense --fps 16 --output-dir videos --overwrite
+    """
+    from jali.quality.error import QualityError, QualityJobError
+    from jali.quality.pairs import entries
+
+    if fps is not None and not 0 < fps <= 1000:
+        refuse(f"--fps must be above 0 and at most 1000, got {fps:g}")
+    written: list[str] = []
+    skipped: dict[str, str] = {}
+    try:
+        if output_dir is not None:
+            _make(output_dir)
+        for entry in entries(folder):
+            target = (output_dir or entry.path.parent) / f"{entry.name}.mp4"
+            why_not = _why_not(entry, target, overwrite)
+            if why_not:
+                skipped[str(target)] = why_not
+            else:
+                _export(entry, target, fps)
+                written.append(str(target))
+            if not as_json:
+                typer.echo(f"{target}: {why_not}" if why_not else str(target))
+    except QualityJobError as error:
+        fail(error)
+    except QualityError as error:
+        refuse(error)
+    if as_json:
+        typer.echo(json.dumps({"written": written, "skipped": skipped}, indent=1))
+
+
+def _make(folder: Path) -> None:
+    from jali.quality.error import QualityJobError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise QualityJobError(f"{folder} cannot be made: {error.strerror}") from None
+
+
+def _why_not(entry: Entry, target: Path, overwrite: bool) -> str | None:
+    if target.exists() and target.samefile(entry.path):
+        return "is the only file of this clip"
+    if target.exists() and not overwrite:
+        return "exists (--overwrite replaces it)"
+    return None
+
+
+def _export(entry: Entry, target: Path, fps: float | None) -> None:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from jali.quality.clip import FPS, write_mp4
+    from jali.quality.source import open_source
+
+    source = open_source(entry.path)
+    nonfinite = 0
+
+    def frames() -> Iterator[Tensor]:
+        nonlocal nonfinite
+        for batch in source.batches(8):
+            nonfinite += int(batch.nonfinite.sum())
+            yield batch.frames
+
+    write_mp4(target, frames(), fps or entry.fps or source.fps or FPS)
+    if nonfinite:
+        typer.echo(f"jali: {entry.path}: {nonfinite} frames held NaN, drawn black there", err=True)
