@@ -30,7 +30,7 @@ class Call:
     @property
     def full_task(self) -> Task:
         """The same call, reading everything."""
-        return replace(self.task, ratios=(1,))
+        return self.task if self.task.ratios == (1,) else replace(self.task, ratios=(1,))
 
 
 def check(
@@ -102,34 +102,44 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-        if x.dim() != 4:
-            raise ValueError(
-                f"{name} must have 4 dimensions [batch, heads, tokens, head_dim], "
-                f"got {list(x.shape)}"
-            )
-        if x.numel() == 0:
-            raise ValueError(f"{name} is empty: {list(x.shape)}")
-        if not x.dtype.is_floating_point or x.dtype.itemsize < 2:
-            raise TypeError(f"{name} must be fp16, bf16, fp32 or fp64, got {x.dtype}")
-    if not q.dtype == k.dtype == v.dtype:
-        raise TypeError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
-    if not q.device == k.device == v.device:
-        raise ValueError(f"q, k, v must be on one device, got {q.device}, {k.device}, {v.device}")
-    if k.shape != v.shape:
-        raise ValueError(f"k and v must have one shape, got {list(k.shape)} and {list(v.shape)}")
-    if q.shape[0] != k.shape[0]:
-        raise ValueError(f"q and k must have one batch size, got {q.shape[0]} and {k.shape[0]}")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must have one head dim, got {q.shape[3]} and {k.shape[3]}")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"query heads must be a multiple of key heads, got {q.shape[1]} and {k.shape[1]}"
-        )
+    _check_shapes(q.shape, k.shape, v.shape)
+    _check_kinds(q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise ValueError(
             "q, k or v requires gradients, but jali only does inference: "
             "call it under torch.no_grad() or detach the tensors"
         )
+
+
+def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != 4:
+            raise ValueError(
+                f"{name} must have 4 dimensions [batch, heads, tokens, head_dim], got {list(shape)}"
+            )
+        if shape.numel() == 0:
+            raise ValueError(f"{name} is empty: {list(shape)}")
+    if k != v:
+        raise ValueError(f"k and v must have one shape, got {list(k)} and {list(v)}")
+    if q[0] != k[0]:
+        raise ValueError(f"q and k must have one batch size, got {q[0]} and {k[0]}")
+    if q[3] != k[3]:
+        raise ValueError(f"q and k must have one head dim, got {q[3]} and {k[3]}")
+    if q[1] % k[1]:
+        raise ValueError(f"query heads must be a multiple of key heads, got {q[1]} and {k[1]}")
+
+
+def _check_kinds(
+    q: torch.dtype, k: torch.dtype, v: torch.dtype,
+    q_at: torch.device, k_at: torch.device, v_at: torch.device,
+) -> None:  # fmt: skip
+    for name, dtype in (("q", q), ("k", k), ("v", v)):
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            raise TypeError(f"{name} must be fp16, bf16, fp32 or fp64, got {dtype}")
+    if not q == k == v:
+        raise TypeError(f"q, k and v must have one dtype, got {q}, {k}, {v}")
+    if not q_at == k_at == v_at:
+        raise ValueError(f"q, k, v must be on one device, got {q_at}, {k_at}, {v_at}")
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 def _check_size(name: str, value: int) -> None:
@@ -58,6 +58,7 @@ class TokenGrid:
     """A sequence as ordered segments. Which of them are always read is the method's business."""
 
     segments: tuple[Segment, ...]
+    tokens: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "segments", tuple(self.segments))  # a list cannot be remembered
@@ -66,6 +67,7 @@ class TokenGrid:
         for segment in self.segments:
             if not isinstance(segment, Text | Box):
                 raise TypeError(f"a segment is Text or Box, got {segment!r}")
+        object.__setattr__(self, "tokens", sum(segment.tokens for segment in self.segments))
 
     @classmethod
     def video(
@@ -102,10 +104,6 @@ class TokenGrid:
                 f"a grid is a TokenGrid or a (frames, height, width) triple, got {shape!r}"
             )
         return cls((Box(*shape),))
-
-    @property
-    def tokens(self) -> int:
-        return sum(segment.tokens for segment in self.segments)
 
     def spans(self) -> Iterator[tuple[int, Segment]]:
         """Each segment with the index of its first token."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Step and layer (both from 0) and the guidance branch of one attention call."""
+    """Step and layer (both from 0), guidance branch and transformer of one attention call."""
 
     step: int = 0
     steps: int = 1
     layer: int = 0
     layers: int = 1
     branch: str = "cond"
+    transformer: str = "transformer"
 
     def __post_init__(self) -> None:
         for index, count in (("step", "steps"), ("layer", "layers")):

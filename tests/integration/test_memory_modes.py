@@ -20,11 +20,18 @@ def model_offload(pipe: Any) -> None:
 
 
 def sequential_offload(pipe: Any) -> None:
-    """What `enable_sequential_cpu_offload` does to the transformer: accelerate cannot do it to
-    the text encoder where there is no accelerator."""
-    from accelerate import cpu_offload
+    """diffusers gives the device a number, and accelerate takes "cpu:0" for another one."""
+    import accelerate
 
-    cpu_offload(pipe.transformer, execution_device=torch.device("cpu"))
+    offload = accelerate.cpu_offload
+
+    def without_number(model: Any, device: torch.device, **more: Any) -> Any:
+        return offload(model, torch.device(device.type), **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accelerate, "cpu_offload", without_number)
+        pipe.enable_sequential_cpu_offload(device="cpu")
+    assert next(pipe.transformer.parameters()).device.type == "meta"
 
 
 def group_offload(kind: str) -> Callable[[Any], None]:
@@ -104,6 +111,51 @@ def test_in_either_order(name: str, first: bool) -> None:
             assert torch.isfinite(out).all()
             assert run.stats().cost < 0.6
     assert torch.equal(tiny.generate(pipe, tiny.WAN_CALL), expected)
+
+
+def first_block_cache(pipe: Any) -> None:
+    from diffusers import FirstBlockCacheConfig
+
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.02))
+
+
+OTHERS: dict[str, tuple[Callable[[], Any], dict[str, Any], int]] = {
+    "CogVideoX": (lambda: tiny.cogvideox(layers=2), tiny.COG_CALL, 2),
+    "HunyuanVideo": (tiny.hunyuan, tiny.HUNYUAN_CALL, 3),
+    "Flux": (tiny.flux, tiny.FLUX_CALL, 3),
+}
+FOR_OTHERS = {
+    "model offload": model_offload,
+    "sequential offload": sequential_offload,
+    "group offload": group_offload("leaf_level"),
+    "layerwise casting": layerwise_casting,
+    "lora": lora,
+    "first-block cache": first_block_cache,
+}
+
+
+@pytest.mark.parametrize("name", FOR_OTHERS)
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families(family: str, name: str) -> None:
+    if name.startswith("group") and tiny.OLD:
+        pytest.skip("group offloading wants an accelerator in diffusers 0.36")
+    build, call, layers = OTHERS[family]
+    pipe = build()
+    FOR_OTHERS[name](pipe)
+    expected = tiny.generate(pipe, call, steps=2)
+    with jali.sparse_processor_mode(pipe, method="dense"):
+        assert torch.equal(tiny.generate(pipe, call, steps=2), expected)
+    with jali.sparse_processor_mode(pipe, 0.3, **SPARSE) as run:
+        assert torch.isfinite(tiny.generate(pipe, call, steps=2)).all()
+    rows = run.stats().rows
+    seen = {(row.layer, row.step) for row in rows}
+    # A cache may skip the layers behind the first one in a later step.
+    skipped = name == "first-block cache"
+    every = {(layer, step) for layer in range(layers) for step in range(2)}
+    assert seen == every or (skipped and {(0, 0), (0, 1)} <= seen <= every)
+    assert all(row.reason is None for row in rows)
+    assert run.stats().cost < 0.7
+    assert torch.equal(tiny.generate(pipe, call, steps=2), expected)
 
 
 def test_lora_scale_still_works() -> None:

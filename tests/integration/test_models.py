@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,12 @@ pytest.importorskip("transformers")
 import checkpoints
 import tiny
 
+import jali
+from jali.integration import registry
 from jali.integration.checkpoint import LoraSource, lora_source
+from jali.integration.intact import write_checksums
 from jali.integration.models import Strides, check_size, generate_video, load_pipeline, strides_of
+from jali.integration.modes import sparse_processor_mode
 from jali.integration.registry import MODELS, matching, model_card
 from jali.presets import presets, resolve_model
 
@@ -27,6 +33,7 @@ NAMES = tuple(checkpoints.BUILDERS)
 SIZES = {"wan2.2-ti2v-5b": (64, 96)}
 COG = "cogvideox-5b"
 WAN = "wan-t2v-1.3b"
+TWO = "wan2.2-t2v-a14b"
 
 
 @pytest.fixture(scope="session")
@@ -307,6 +314,68 @@ def test_lora_from_a_file_a_folder_or_a_repository(
     assert torch.equal(found[0], found[2])
 
 
+@pytest.fixture(scope="session")
+def expert_loras(
+    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """LoRAs of the two experts of Wan 2.2, a file each."""
+    peft = pytest.importorskip("peft")
+    from diffusers import WanPipeline
+    from peft.utils import get_peft_model_state_dict
+
+    pipe = load(TWO, folders)
+    folder = tmp_path_factory.mktemp("experts")
+    files = []
+    for seed, expert in enumerate((pipe.transformer, pipe.transformer_2)):
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(
+            r=2, lora_alpha=2, target_modules=["to_q", "to_k"], init_lora_weights=False
+        )
+        expert.add_adapter(config)
+        layers = get_peft_model_state_dict(expert)
+        name = f"expert{seed}.safetensors"
+        WanPipeline.save_lora_weights(folder, transformer_lora_layers=layers, weight_name=name)
+        files.append(folder / name)
+    return files[0], files[1]
+
+
+def lora_weights(module: Any) -> list[torch.Tensor]:
+    return [weight for name, weight in module.named_parameters() if "lora_" in name]
+
+
+def test_both_experts_get_their_lora(
+    folders: dict[str, Path], expert_loras: tuple[Path, Path]
+) -> None:
+    high, low = expert_loras
+    plain = generate(load(TWO, folders), TWO, steps=4)
+    both = load(TWO, folders, lora=(high, low))
+    first, second = (lora_weights(expert) for expert in (both.transformer, both.transformer_2))
+    assert len(first) == len(second) > 0
+    assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    same = load(TWO, folders, lora=high)
+    pairs = zip(lora_weights(same.transformer), lora_weights(same.transformer_2), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    only_low = load(TWO, folders, lora=(None, low))
+    assert lora_weights(only_low.transformer) == []
+    videos = [plain, *(generate(pipe, TWO, steps=4) for pipe in (both, same, only_low))]
+    for i, video in enumerate(videos):
+        assert video.isfinite().all()
+        assert not any(torch.equal(video, other) for other in videos[i + 1 :])
+    with sparse_processor_mode(both, 1.0, warmup_frac=0) as run:
+        sparse = generate(both, TWO, steps=4)
+    assert {row.transformer for row in run.stats().rows} == {"transformer", "transformer_2"}
+    assert torch.allclose(sparse, videos[1], atol=1e-4)
+
+
+def test_loras_and_experts_must_match(
+    folders: dict[str, Path], expert_loras: tuple[Path, Path]
+) -> None:
+    with pytest.raises(ValueError, match=r"has 1 expert, but lora names 2 .*give one LoRA"):
+        load(WAN, folders, lora=expert_loras)
+    with pytest.raises(ValueError, match=r"has 2 experts, but lora names 1 .*pair \(high, low\)"):
+        load(TWO, folders, lora=expert_loras[:1])
+
+
 def test_a_lora_that_does_not_fit_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("peft")
     from safetensors.torch import save_file
@@ -341,7 +410,7 @@ def test_a_hub_id_from_the_cache(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(OSError, match=r"cannot load wan-t2v-1.3b from the hub id Wan-AI/.*path="):
         load_pipeline(WAN, device="cpu")
-    cached_repo(tmp_path, model_card(WAN).hub, folders[WAN])
+    cached_repo(tmp_path, model_card(WAN).place, folders[WAN])
     cached_repo(tmp_path, "me/my-wan", folders[WAN])
     expected = load(WAN, folders).transformer.state_dict()
     for pipe in (load_pipeline(WAN, device="cpu"), load_pipeline(WAN, path="me/my-wan")):
@@ -405,6 +474,84 @@ def test_offload_is_asked_for_on_its_device(
     assert asked == [(f"enable_{kind}_cpu_offload", torch.device("cuda:1"))]
 
 
+# The model of this package
+
+
+def test_nano_comes_with_the_package(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = model_card("nano")
+    assert Path(card.place) == Path(jali.__file__).parent / "nano" / "weights"
+    largest = max(file.stat().st_size for file in folders["nano"].rglob("*") if file.is_file())
+    assert largest <= 15e6
+    monkeypatch.setattr(registry.resources, "files", lambda _package: tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"model_index.json is missing: .* nano; install"):
+        load_pipeline("nano", device="cpu")
+    shutil.copytree(folders["nano"], tmp_path / "nano" / "weights")
+    pipe = tiny.quiet(load_pipeline("nano", device="cpu"))
+    assert pipe.transformer.dtype == pipe.vae.dtype == torch.float32
+    assert torch.equal(generate(pipe, "nano"), generate(load("nano", folders), "nano"))
+
+
+def test_nano_sizes_are_those_the_pipeline_takes(folders: dict[str, Path]) -> None:
+    """Eight pixels a token, but the pipeline of Wan insists on multiples of sixteen."""
+    pipe = load("nano", folders)
+    with pytest.raises(ValueError, match="multiple of 16 pixels, got 200; the nearest are 192 and"):
+        generate(pipe, "nano", height=200)
+    with pytest.raises(ValueError, match="got 36; the nearest are 33 and 37"):
+        generate(pipe, "nano", num_frames=36)
+    with sparse_processor_mode(pipe, 0.5, warmup_frac=0) as run:
+        generate(pipe, "nano", height=64, width=96, num_frames=5)
+    assert {row.tokens for row in run.stats().rows} == {2 * 8 * 12}
+
+
+def test_arguments_of_the_card_are_defaults(folders: dict[str, Path]) -> None:
+    pipe = load("nano", folders)
+    card = dataclasses.replace(model_card("nano"), call={"max_sequence_length": 16})
+    plain = generate_video(pipe, "a cat", card, height=16, width=16, num_frames=1, steps=1)
+    long = generate(pipe, "nano", height=16, width=16, num_frames=1, steps=1)
+    assert torch.equal(plain, long)
+    other = generate(
+        pipe, "nano", height=16, width=16, num_frames=1, steps=1, max_sequence_length=32
+    )
+    assert not torch.equal(plain, other)
+
+
+def test_missing_and_damaged_files_are_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["nano"], tmp_path / "nano")
+    weights = sorted((folder / "transformer").glob("*.safetensors"))
+    assert len(weights) > 1
+
+    def refused(file: Path, change: Callable[[Path], object], match: str) -> None:
+        whole = file.read_bytes()
+        change(file)
+        with pytest.raises((ValueError, OSError), match=f"{file.name}.*{match}"):
+            load_pipeline("nano", path=folder, device="cpu")
+        file.write_bytes(whole)
+
+    def flipped(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[-5] ^= 1
+        file.write_bytes(data)
+
+    text = folder / "text_encoder" / "model.safetensors"
+    index = next((folder / "vae").glob("*.index.json"))
+    refused(weights[1], Path.unlink, "is missing")
+    refused(text, Path.unlink, "is missing")
+    refused(weights[0], lambda file: file.write_bytes(file.read_bytes()[:-9]), "bytes instead of")
+    refused(weights[0], lambda file: file.write_bytes(b"xyz"), "header is cut off")
+    refused(weights[0], lambda file: file.write_bytes(b"\x09" + bytes(7) + b"{no json}"), "header")
+    refused(index, lambda file: file.write_text("{"), "is not JSON")
+    sums = write_checksums(folder)
+    load_pipeline("nano", path=folder, device="cpu")
+    refused(text, flipped, "bytes are not those")
+    refused(folder / "scheduler" / "scheduler_config.json", Path.unlink, "is missing")
+    assert sums.name not in json.loads(sums.read_text())
+    shutil.rmtree(folder / "tokenizer")
+    with pytest.raises(FileNotFoundError, match=r"tokenizer is missing .model_index.json names it"):
+        load_pipeline("nano", path=folder, device="cpu")
+
+
 # What is refused before any work
 
 
@@ -448,7 +595,9 @@ def test_a_negative_prompt_without_effect_is_refused(folders: dict[str, Path]) -
 
 
 def test_sizes_come_from_the_checkpoint(folders: dict[str, Path]) -> None:
-    expected = {WAN: (16, 16, 4), "wan2.2-ti2v-5b": (32, 32, 4), COG: (16, 16, 4)}
+    expected = {
+        WAN: (16, 16, 4), "wan2.2-ti2v-5b": (32, 32, 4), COG: (16, 16, 4), "nano": (16, 16, 4),
+    }  # fmt: skip
     for name, strides in expected.items():
         assert strides_of(load(name, folders), model_card(name)) == Strides(*strides)
     card = model_card("cogvideox1.5-5b")
@@ -471,7 +620,8 @@ def test_images_have_one_frame() -> None:
 def test_the_registry_is_consistent() -> None:
     strides = {"ltx-video": (32, 8), "wan2.2-ti2v-5b": (32, 4), "hunyuan-video-1.5": (16, 4)}
     for name, card in MODELS.items():
-        assert model_card(card.hub) is model_card(name.upper()) is card
+        assert model_card(card.hub or name) is model_card(name.upper()) is card
+        assert (card.hub is None) == (card.folder is not None)
         assert card.image == (card.frames == 1)
         side, frames = strides.get(name, (16, 4))
         check_size(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 
 from jali.backends.backend import Backend, Task
@@ -31,7 +32,7 @@ def choose(name: str, task: Task) -> Backend:
     check_name(name)
     if name == "auto":
         return _fastest(task)
-    reasons = BACKENDS[name].why_not(task)
+    reasons = _reasons(name, task)
     if reasons:
         raise ValueError(f"backend {name!r} cannot run this: " + "; ".join(reasons))
     return BACKENDS[name]
@@ -50,10 +51,17 @@ def why_not(task: Task) -> dict[str, list[str]]:
     return {name: backend.why_not(task) for name, backend in BACKENDS.items()}
 
 
+# A model asks the same few questions thousands of times, and the answers do not change.
+@functools.lru_cache(maxsize=256)
+def _reasons(name: str, task: Task) -> tuple[str, ...]:
+    return tuple(BACKENDS[name].why_not(task))
+
+
+@functools.lru_cache(maxsize=256)
 def _fastest(task: Task) -> Backend:
     passed: list[str] = []
     for backend in BACKENDS.values():
-        reasons = backend.why_not(task)
+        reasons = _reasons(backend.name, task)
         if not reasons:
             said = f"{'; '.join(passed)}" if passed else ""
             if passed and (backend.name, said) not in _said:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -31,6 +33,11 @@ def stock(
     return out.masked_fill(~real.any(-1, keepdim=True), 0)
 
 
+@functools.lru_cache(maxsize=256)
+def _fa4_runs(task: Task) -> bool:
+    return not fa4.Fa4().why_not(task)
+
+
 # What a sparse run would lose on its dense steps if they ran on whatever is the default.
 FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -45,7 +52,7 @@ def fastest(
     padding: KeyPadding | None = None, causal: bool = False,
 ) -> tuple[Tensor, str]:  # fmt: skip
     """The same attention by the fastest kernel there is, and that kernel's name."""
-    if padding is None and not causal and not fa4.Fa4().why_not(task):
+    if padding is None and not causal and _fa4_runs(task):
         return fa4.dense(q, k, v, scale), "fa4 dense"
     if not q.is_cuda:
         return stock(q, k, v, scale, padding, causal), "stock"

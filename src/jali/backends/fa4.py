@@ -112,6 +112,7 @@ def _flash() -> Any:
     return flash_attn.cute.interface
 
 
+@functools.cache
 def _generation(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 

@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from jali.integration.intact import check_intact
 from jali.integration.registry import ModelCard, matching, mismatch
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -63,9 +64,12 @@ def dtype_argument(diffusers: Any) -> str:
 
 
 def source_of(card: ModelCard, path: str | os.PathLike[str] | None) -> str:
-    """A folder that holds a pipeline, or a hub id."""
-    if path is None:
+    """A folder that holds a pipeline, or a hub id. A folder is looked through: what is missing or
+    damaged is named."""
+    if path is None and card.hub is not None:
         return card.hub
+    if path is None:
+        return _own_folder(card)
     folder = Path(path).expanduser()
     if not folder.exists():
         if isinstance(path, str) and HUB_ID.fullmatch(path):
@@ -78,6 +82,19 @@ def source_of(card: ModelCard, path: str | os.PathLike[str] | None) -> str:
             f"{folder} holds no model_index.json, so it is not a diffusers pipeline; pass the "
             f"folder that does (converted checkpoints have 'Diffusers' in their name)"
         )
+    check_intact(folder)
+    return str(folder)
+
+
+def _own_folder(card: ModelCard) -> str:
+    """The folder of a model that comes with this package."""
+    folder = Path(card.place)
+    if not (folder / "model_index.json").is_file():
+        raise FileNotFoundError(
+            f"{folder / 'model_index.json'} is missing: this installation of jali came without the "
+            f"weights of {card.name}; install it again, or pass path= with their folder"
+        )
+    check_intact(folder)
     return str(folder)
 
 
@@ -160,15 +177,37 @@ def lora_source(lora: str | os.PathLike[str]) -> LoraSource:
     return LoraSource(repo, folder or None, file)
 
 
-def load_lora(pipe: Any, source: LoraSource, hub: Mapping[str, Any]) -> None:
+Lora = str | os.PathLike[str]
+
+
+def lora_sources(lora: Lora | Sequence[Lora | None], experts: int) -> tuple[LoraSource | None, ...]:
+    """One for each expert. A single LoRA is for all of them; a pair is for the high-noise and the
+    low-noise expert, either of which may go without (None)."""
+    if isinstance(lora, str | os.PathLike):
+        return (lora_source(lora),) * experts
+    if experts == 1 or len(lora) != experts:
+        raise ValueError(
+            f"this model has {experts} expert{'s' * (experts > 1)}, but lora names {len(lora)} of "
+            f"them: {lora!r}; "
+            + ("give one LoRA" if experts == 1 else "give one for both, or a pair (high, low)")
+        )
+    return tuple(None if each is None else lora_source(each) for each in lora)
+
+
+def load_lora(pipe: Any, sources: Sequence[LoraSource | None], hub: Mapping[str, Any]) -> None:
+    """Load each expert's LoRA into it."""
     if not hasattr(pipe, "load_lora_weights"):
         raise ValueError(f"{type(pipe).__name__} takes no LoRA")
-    pipe.load_lora_weights(
-        source.place, weight_name=source.file, subfolder=source.folder, adapter_name="jali", **hub
-    )
-    # diffusers only warns where no weight of the file fits, and then generates without it.
-    loaded = [adapter for own in pipe.get_list_adapters().values() for adapter in own]
-    if "jali" not in loaded:
-        raise ValueError(
-            f"no weight of the LoRA {source.file or source.place} fits this model's transformer"
-        )
+    for expert, source in zip(("transformer", "transformer_2"), sources, strict=False):
+        if source is None:
+            continue
+        second = {"load_into_transformer_2": True} if expert == "transformer_2" else {}
+        pipe.load_lora_weights(
+            source.place, weight_name=source.file, subfolder=source.folder, adapter_name="jali",
+            **second, **hub,
+        )  # fmt: skip
+        # diffusers only warns where no weight of the file fits, and then generates without it.
+        if "jali" not in getattr(getattr(pipe, expert), "peft_config", {}):
+            raise ValueError(
+                f"no weight of the LoRA {source.file or source.place} fits this model's {expert}"
+            )

@@ -45,11 +45,11 @@ def read_mask(mask: Tensor | None) -> Keys:
         return Keys()
     source = tuple(mask.shape)
     if mask.dtype != torch.bool:
-        return Keys(problem="its attention mask is not a mask of keys", source=source)
+        return Keys(problem=f"a mask {list(source)} that is added to the scores", source=source)
     if mask.dim() == 4 and mask.shape[1:3] == (1, 1):
         mask = mask[:, 0, 0]
     if mask.dim() != 2:
-        return Keys(problem="its attention mask is not a mask of keys", source=source)
+        return Keys(problem=f"a mask {list(source)} of pairs of tokens", source=source)
     length = mask.sum(-1)
     prefix = torch.arange(mask.shape[1], device=mask.device) < length[:, None]
     facts = torch.cat([(prefix == mask).all()[None].to(length), length]).tolist()

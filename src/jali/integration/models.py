@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from jali.integration.checkpoint import (
+    Lora,
     check_checkpoint,
     check_offload,
     device_of,
@@ -22,7 +23,7 @@ from jali.integration.checkpoint import (
     dtype_of,
     explained,
     load_lora,
-    lora_source,
+    lora_sources,
     source_of,
 )
 from jali.integration.registry import ModelCard, model_card
@@ -37,7 +38,7 @@ def load_pipeline(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     cpu_offload: bool | str = False,
-    lora: str | os.PathLike[str] | None = None,
+    lora: Lora | Sequence[Lora | None] | None = None,
     height: int | None = None,
     width: int | None = None,
     vae_tiling: bool = False,
@@ -51,7 +52,8 @@ def load_pipeline(
     that model. Without a `device` a GPU is used where there is one. Without a `dtype` weights are
     bf16 on a GPU and fp32 on a CPU (the VAE of Wan is always fp32). `cpu_offload` is True or
     "model" (whole parts wait in host memory) or "sequential" (layers do: slow, least memory).
-    `lora` is a file, a folder, a hub id, or REPO:FOLDER/FILE (of two experts, the first gets it).
+    `lora` is a file, a folder, a hub id, or REPO:FOLDER/FILE; of two experts both get it, or each
+    its own of a pair (high noise, low noise).
 
     The checkpoint's scheduler is kept. Only its flow shift is set where the registry names one:
     that of `height` × `width`, by default the model's own size (`generate_video` follows the size
@@ -61,7 +63,7 @@ def load_pipeline(
     device = device_of(device)
     check_offload(cpu_offload, device)
     weights = dtype_of(dtype, device)
-    adapter = None if lora is None else lora_source(lora)
+    adapters = None if lora is None else lora_sources(lora, card.experts)
     source = source_of(card, path)
     hub = {"revision": revision, "token": token, "local_files_only": local_files_only}
     check_checkpoint(card, source, hub)
@@ -72,8 +74,8 @@ def load_pipeline(
     kinds = {"default": weights, "vae": torch.float32} if card.vae_fp32 else weights
     with explained(card, source):
         pipe = loader.from_pretrained(source, **{dtype_argument(diffusers): kinds}, **hub)
-    if adapter is not None:
-        load_lora(pipe, adapter, {"token": token, "local_files_only": local_files_only})
+    if adapters is not None:
+        load_lora(pipe, adapters, {"token": token, "local_files_only": local_files_only})
     if card.shift is not None:
         _set_shift(pipe.scheduler, card.shift.at(height or card.height, width or card.width))
     if vae_tiling:
@@ -91,7 +93,7 @@ def load_pipeline(
 def generate_video(
     pipe: Any,
     prompt: str,
-    model_name: str,
+    model_name: str | ModelCard,
     *,
     height: int | None = None,
     width: int | None = None,
@@ -133,6 +135,7 @@ def generate_video(
         **({"callback_on_step_end": callback_on_step_end} if callback_on_step_end else {}),
     }
     _check_arguments(pipe, card, call, arguments)
+    arguments = {**card.call, **arguments}
     if shift is None and card.shift is not None:
         shift = card.shift.at(height, width) if _shift(pipe.scheduler) in card.shift else None
     with _shifted(pipe.scheduler, shift), _guided(pipe, card, guidance):
@@ -145,7 +148,8 @@ def generate_video(
 
 @dataclass(frozen=True, slots=True)
 class Strides:
-    """Pixels per token along height and width, and frames per latent frame (0: an image).
+    """What height and width must be multiples of (pixels per token, or what the pipeline insists
+    on), and frames per latent frame (0: an image).
 
     `limits` are the largest height and width, where the transformer's positions end.
     """
@@ -165,11 +169,12 @@ def strides_of(pipe: Any, card: ModelCard) -> Strides:
     patch = pipe.transformer.config.patch_size
     _, high, wide = patch if isinstance(patch, list | tuple) else (1, patch, patch)
     each = int(spatial) * card.packing
+    high, wide = (math.lcm(each * side, card.multiple) for side in (high, wide))
     limits = None
     if card.config.get("patch_size_t"):  # CogVideoX 1.5 cuts its positions out of a fixed table
         config = pipe.transformer.config
         limits = (config.sample_height * spatial, config.sample_width * spatial)
-    return Strides(each * high, each * wide, 0 if card.image else int(temporal or 1), limits)
+    return Strides(high, wide, 0 if card.image else int(temporal or 1), limits)
 
 
 def _first(pipe: Any, *names: str) -> Any:

@@ -15,15 +15,18 @@ from jali.backends import check_name
 from jali.budget import check_share
 from jali.integration.attachment import Attachment, attach, self_attentions, unwrapped
 from jali.integration.clock import Clock
+from jali.integration.recognition import check_preset, preset_for
 from jali.integration.run import Run
 from jali.integration.stats import Stats
 from jali.methods import METHODS, Dense, Method, Schedule, make_method, near
+from jali.presets import Preset, load_preset, presets
 
 log = logging.getLogger("jali")
 
 BUDGET, WARMUP = 0.5, 0.2
 WHEN = ("always", "auto")
 FINITE = ("raise", "warn", "off")
+UNKNOWN_MASKS = ("raise", "dense")
 
 
 class Handle:
@@ -71,6 +74,7 @@ def apply_sparse_attention(
     steps: int | None = None,
     when: str = "always",
     finite: str = "raise",
+    unknown_masks: str = "raise",
     model: str | None = None,
     **options: Any,
 ) -> Handle:
@@ -82,11 +86,18 @@ def apply_sparse_attention(
     a count) and layer 0 dense; a Method or preset brings its own schedule, unless these two are
     given. A bare transformer with a share of dense steps needs `steps`. With `when="auto"` calls
     that would not get faster stay dense. `finite` says what happens when the output is not:
-    "raise", "warn" or "off". `model` names the model of a preset that differs between models.
+    "raise", "warn" or "off". An attention mask that hides other things than keys cannot be kept
+    by a plan: it raises before the first step is done, or with `unknown_masks="dense"` such calls
+    stay dense. `model` names the model of a preset that differs between models, where the pipeline
+    is none of the registry's.
     """
-    _check(backend, steps, when, finite)
-    chosen = _method(method, mean_budget, warmup_frac, dense_first_layer, model, options)
+    _check(backend, steps, when, finite, unknown_masks)
     pipe, transformers = _transformers(target)
+    asked = _resolved(method, model, pipe, transformers)
+    chosen = chosen_method(asked, mean_budget, warmup_frac, dense_first_layer, model, options)
+    preset = asked if isinstance(asked, Preset) else None
+    if preset is not None:
+        check_preset(preset, pipe, transformers)
     if pipe is None and steps is None and _needs_steps(chosen):
         raise ValueError(
             "a bare transformer does not say how many steps there will be: give steps=, or "
@@ -95,7 +106,7 @@ def apply_sparse_attention(
     for _, module in transformers:  # every refusal before the first change
         self_attentions(module)
     clock = Clock(None if pipe is None else weakref.ref(pipe), steps)
-    run = Run(chosen, backend, when, finite, clock)
+    run = Run(chosen, backend, when, finite, clock, preset=preset, unknown_masks=unknown_masks)
     handle = Handle(run, [])
     try:
         for name, module in transformers:
@@ -119,6 +130,7 @@ def sparse_processor_mode(
     steps: int | None = None,
     when: str = "always",
     finite: str = "raise",
+    unknown_masks: str = "raise",
     model: str | None = None,
     **options: Any,
 ) -> Iterator[Handle]:
@@ -131,7 +143,7 @@ def sparse_processor_mode(
         raise ValueError("give method= or preset=, not both: a preset names its method")
     handle = apply_sparse_attention(
         pipe,
-        method if preset is None else _preset(preset, model),
+        method if preset is None else preset,
         mean_budget=mean_budget,
         backend=backend,
         warmup_frac=warmup_frac,
@@ -139,6 +151,8 @@ def sparse_processor_mode(
         steps=steps,
         when=when,
         finite=finite,
+        unknown_masks=unknown_masks,
+        model=model,
         **options,
     )
     try:
@@ -160,17 +174,21 @@ def make_step_callback(state: Any = None) -> Callable[..., dict[str, Any]]:  # n
     return callback
 
 
-def _check(backend: str, steps: int | None, when: str, finite: str) -> None:
+def _check(
+    backend: str, steps: int | None, when: str, finite: str, unknown_masks: str = "raise"
+) -> None:
     check_name(backend)
     if when not in WHEN:
         raise ValueError(f"when must be 'always' or 'auto', got {when!r}")
     if finite not in FINITE:
         raise ValueError(f"finite must be 'raise', 'warn' or 'off', got {finite!r}")
+    if unknown_masks not in UNKNOWN_MASKS:
+        raise ValueError(f"unknown_masks must be 'raise' or 'dense', got {unknown_masks!r}")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise ValueError(f"steps must be a count of at least 1, got {steps!r}")
 
 
-def _method(
+def chosen_method(
     asked: Any,
     budget: float | None,
     warmup: float | int | None,
@@ -178,7 +196,7 @@ def _method(
     model: str | None,
     options: dict[str, Any],
 ) -> Method:
-    """The method of a run, inside its schedule."""
+    """The method of a run inside its schedule, as `apply_sparse_attention` would make it."""
     if budget is not None:
         check_share("mean_budget", budget)
     if warmup is not None:
@@ -222,14 +240,26 @@ def _scheduled(method: Method, warmup: float | int | None, first_layer: bool | N
     return own
 
 
+def _resolved(
+    asked: Any, model: str | None, pipe: Any, transformers: list[tuple[str, nn.Module]]
+) -> Any:
+    """A preset's name as the preset, of the model that this is; anything else as it is."""
+    if not isinstance(asked, str) or asked in METHODS:
+        return asked
+    _check_preset_name(asked)
+    return preset_for(asked, model, pipe, transformers)
+
+
+def _check_preset_name(asked: str) -> None:
+    known = sorted({preset.name for preset in presets()})
+    if asked.replace("-", "_") not in known:
+        raise ValueError(f"unknown method or preset {asked!r}{near(asked, [*METHODS, *known])}")
+
+
 def _preset(asked: Any, model: str | None) -> Method:
     """The method of a preset, by name or as an object."""
     if isinstance(asked, str):
-        from jali.presets import load_preset, presets
-
-        known = sorted({preset.name for preset in presets()})
-        if asked.replace("-", "_") not in known:
-            raise ValueError(f"unknown method or preset {asked!r}{near(asked, [*METHODS, *known])}")
+        _check_preset_name(asked)
         asked = load_preset(asked, model)
     method = asked if isinstance(asked, Method) else getattr(asked, "method", None)
     if not isinstance(method, Method):

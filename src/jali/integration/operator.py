@@ -37,7 +37,17 @@ def _run(number: Tensor) -> Run:
     return run
 
 
-@torch.library.custom_op("jali::attend", mutates_args=())
+# Defined by hand: `torch.library.custom_op` spends 20 µs a call on what is not needed here, and a
+# model calls this once for every layer.
+_library = torch.library.Library("jali", "FRAGMENT")
+_library.define(
+    "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, Tensor run, Tensor place, "
+    "int ranks, int rank) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_operator = torch.ops.jali.attend.default
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -51,15 +61,59 @@ def attend(
 ) -> Tensor:
     """q, k, v [B, S, H, D] -> like q. `place` counts the self-attentions of the run; with several
     `ranks`, this one (`rank`) has its share of the heads and the whole sequence."""
+    out: Tensor = _operator(q, k, v, mask, scale, run, place, ranks, rank)
+    return out
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    run: Tensor,
+    place: Tensor,
+    ranks: int,
+    rank: int,
+) -> Tensor:
     out = _run(run).attend(int(place), q, k, v, mask, scale, ranks, rank)
     out = out.contiguous()
     # An operator may not hand back its input (a stock attention of one key can).
     return out.clone() if out.data_ptr() == v.data_ptr() else out
 
 
-@attend.register_fake
-def _(q: Tensor, *_: Any) -> Tensor:
+class _NoBackward(torch.autograd.Function):
+    """Forward works where gradients are on (weights ask for them by default); backward raises."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:  # noqa: ARG004
+        return _below_autograd(*given)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: ARG004
+        raise RuntimeError("jali only does inference: sparse attention has no backward pass")
+
+
+def _below_autograd(*given: Any) -> Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        out: Tensor = _operator(*given)
+    return out
+
+
+def _autograd(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        found: Tensor = _NoBackward.apply(q, k, v, *more)  # type: ignore[no-untyped-call]
+        return found
+    return _below_autograd(q, k, v, *more)
+
+
+def _shape(q: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+_library.impl("attend", _attend, "CompositeExplicitAutograd")
+_library.impl("attend", _autograd, "Autograd")
+torch.library.register_fake("jali::attend", _shape, lib=_library)
 
 
 @torch.library.custom_op("jali::observe", mutates_args=())

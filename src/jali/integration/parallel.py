@@ -15,6 +15,7 @@ from jali.grid import Text, TokenGrid
 from jali.integration import operator
 from jali.integration.families import Family
 from jali.methods import Entropy, Method, Query, Schedule
+from jali.methods.cached import Cached
 from jali.plan import BlockPlan
 from jali.scoring import sampled_scores
 from jali.selection import keep_top
@@ -141,4 +142,6 @@ def across_ranks(method: Method, ranks: Ranks) -> Method:
     if type(method) is Entropy:
         own = {f.name: getattr(method, f.name) for f in fields(method)}
         return EntropyAcrossRanks(**own, ranks=ranks)
+    if isinstance(method, Cached):
+        return replace(method, part=(ranks.rank, ranks.count))
     return method

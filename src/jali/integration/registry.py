@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -56,11 +57,13 @@ class ModelCard:
     `layers` lists the stacks of one transformer. `index` and `config` are what `model_index.json`
     and the transformer's `config.json` of its checkpoints say, which tells models of one pipeline
     class apart. `packing` is how many latents along a side the pipeline packs into one token
-    beyond the transformer's own patches.
+    beyond the transformer's own patches; `multiple` is what the pipeline wants heights and widths
+    to be a multiple of, whatever the strides are. `call` holds arguments that every generation
+    gets unless it is given others. A model without a `hub` id lies in this package, in `folder`.
     """
 
     name: str
-    hub: str
+    hub: str | None
     pipeline: str
     height: int
     width: int
@@ -75,29 +78,40 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
     index: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    call: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     packing: int = 1
+    multiple: int = 1
     vae_fp32: bool = False
+    folder: str | None = None
 
     @property
     def image(self) -> bool:
         return self.fps is None
 
     @property
+    def place(self) -> str:
+        """Where its weights come from without a path: a hub id, or a folder of this package."""
+        if self.hub is not None:
+            return self.hub
+        return str(resources.files("jali").joinpath(*str(self.folder).split("/")))
+
+    @property
     def experts(self) -> int:
         return 1 if self.guidance.second is None else 2
 
 
-def _wan(name: str, hub: str, **facts: Any) -> ModelCard:
+def _wan(name: str, hub: str | None, **facts: Any) -> ModelCard:
     index = {"transformer_2": None, "expand_timesteps": False} | facts.pop("index", {})
     defaults: dict[str, Any] = {
+        "hub": hub and f"Wan-AI/{hub}-Diffusers",
         "pipeline": "WanPipeline",
         "steps": 50,
         "guidance": Guidance(5.0),
         "fps": 16,
+        "multiple": 16,
+        "vae_fp32": True,
     }
-    return ModelCard(
-        name, f"Wan-AI/{hub}-Diffusers", **(defaults | facts), index=index, vae_fp32=True
-    )
+    return ModelCard(name, **(defaults | facts), index=index)
 
 
 _CARDS = (
@@ -199,6 +213,7 @@ _CARDS = (
         head_dim=128,
         fps=24,
         shift=FlowShift(7.0, 7.0),
+        multiple=16,
     ),
     ModelCard(
         "hunyuan-video-1.5",
@@ -227,6 +242,7 @@ _CARDS = (
         heads=32,
         head_dim=64,
         fps=25,
+        multiple=32,
     ),
     ModelCard(
         "flux.1-dev",
@@ -241,6 +257,22 @@ _CARDS = (
         heads=24,
         head_dim=128,
         packing=2,
+    ),
+    _wan(
+        "nano",
+        None,
+        folder="nano/weights",
+        height=192,
+        width=320,
+        frames=37,
+        fps=12,
+        steps=20,
+        guidance=Guidance(4.0),
+        layers=(8,),
+        heads=4,
+        head_dim=64,
+        shift=FlowShift(3.0, 3.0),
+        config={"num_layers": 8, "num_attention_heads": 4, "text_dim": 128},
     ),
     ModelCard(
         "qwen-image",
@@ -267,7 +299,9 @@ def model_card(name: str | ModelCard) -> ModelCard:
     if not isinstance(name, str):
         raise TypeError(f"a model is a name of the registry, got {name!r}")
     for card in MODELS.values():
-        if name.lower() in {known.lower() for known in (card.name, card.hub, *card.aliases)}:
+        if name.lower() in {
+            known.lower() for known in (card.name, card.hub, *card.aliases) if known
+        }:
             return card
     raise ValueError(f"unknown model {name!r}{near(name.lower(), MODELS)}")
 

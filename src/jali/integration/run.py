@@ -7,13 +7,14 @@ import math
 import statistics
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from jali.attend import Attended
 from jali.attend import attend as attend_to_plan
 from jali.backends import Task, choose
 from jali.grid import Box, TokenGrid
@@ -32,6 +33,7 @@ from jali.integration.parallel import (
 )
 from jali.integration.stats import Record, Stats, first_bad, read
 from jali.methods import Dense, Entropy, Method, Schedule
+from jali.presets import Preset
 from jali.site import Site
 
 log = logging.getLogger("jali")
@@ -70,6 +72,22 @@ class Scene:
     started: Any = None
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One attention call as the method gets it: q, k, v [B, H, S, D] in the caller's order, all
+    keys included, and what came of it."""
+
+    transformer: str
+    site: Site
+    grid: TokenGrid | str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    keys: Keys
+    scale: float | None
+    result: Attended
+
+
 @dataclass(eq=False)
 class Run:
     """Sparse attention applied to one pipeline. Reading statistics waits for the device; running
@@ -85,6 +103,9 @@ class Run:
     left_out: list[str] = field(default_factory=list)
     dense_choice: Any = None
     chosen: bool = False
+    watch: Callable[[Seen], None] | None = None  # shown every call that goes through `attend`
+    preset: Preset | None = None  # its statements about the grid are checked against every call
+    unknown_masks: str = "raise"
 
     def __post_init__(self) -> None:
         self.number = enter(self)
@@ -186,33 +207,46 @@ class Run:
             return stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
         moment = scene.moment
         scene.calls += 1
-        site = Site(moment.step, moment.steps, layer, stage.layers, moment.branch)
+        site = Site(moment.step, moment.steps, layer, stage.layers, moment.branch, stage.name)
         if isinstance(self.method, Dense):
             out = stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
-            self._record(stage, site, q, out, "stock", "method dense")
+            self._record(stage, site, out, "stock", "method dense")
             return out
         grid = scene.grids.get(q.shape[1])
         if grid is None:
             grid = scene.grids[q.shape[1]] = stage.family.grid(scene.boxes, q.shape[1])
+            if self.preset is not None and isinstance(grid, TokenGrid):
+                self.preset.check(grid)
         if scene.keys is None or not scene.keys.fits(mask):
             scene.keys = read_mask(mask)
         keys = scene.keys
+        if keys.problem and self.unknown_masks == "raise":
+            raise ValueError(
+                f"{stage.family.name} hands its attention {keys.problem}, which no plan can keep; "
+                f"leave out what needs that mask, or pass unknown_masks='dense' to compute such "
+                f"calls densely"
+            )
         why = self._why_dense(site, q, k, grid, keys, stage)
         if keys.problem or (why and self.dense_choice is not None):
             out = stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
-            self._record(stage, site, q, out, "stock", why)
+            self._record(stage, site, out, "stock", why)
             return out
         order = None
-        method = self.method if why is None else NEVER
-        sharded = tensor_ranks(stage.module()) if why is None else None
-        if sharded is not None:
-            method = self._across(sharded)
-        if ranks > 1 and why is None:
-            method = self._across(ulysses_ranks(ranks, rank))
-            assert isinstance(grid, TokenGrid)
-            order = joint_order(stage.family, grid, ranks, q.device)
-            keys = keys.moved(order, k.shape[1])
-        q, k, v = (_moved(x, order).transpose(1, 2) for x in (q, k, v))
+        method: Method = NEVER
+        if why is None:
+            method = self.method
+            sharded = tensor_ranks(stage.module())
+            if sharded is not None:
+                method = self._across(sharded)
+            if ranks > 1:
+                method = self._across(ulysses_ranks(ranks, rank))
+                assert isinstance(grid, TokenGrid)
+                order = joint_order(stage.family, grid, ranks, q.device)
+                keys = keys.moved(order, k.shape[1])
+                q, k, v = (x if order is None else x.index_select(1, order) for x in (q, k, v))
+            method = method.at(site)  # it is active here, and need not be asked again
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        whole = k, v, keys
         if why is not None:
             k, v, keys = keys.cut(k, v)
         result = attend_to_plan(
@@ -227,10 +261,12 @@ class Run:
             key_length=keys.length,
             key_mask=keys.mask,
         )
+        if self.watch is not None:
+            self.watch(Seen(stage.name, site, grid, q, *whole, scale, result))
         out = result.out.transpose(1, 2)
         costs = None if result.executed is None else result.executed.costs
         scene.sparse = scene.sparse or costs is not None
-        self._record(stage, site, q.transpose(1, 2), out, result.backend, why, costs)
+        self._record(stage, site, out, result.backend, why, costs)
         return out if order is None else out.index_select(1, order.argsort())
 
     def _why_dense(
@@ -241,16 +277,18 @@ class Run:
             return "not self-attention"
         if keys.problem:
             return self._tell(keys.problem)
-        if not self.method.active(site, q.shape[1]):
-            return inactive(self.method, site, q.shape[1])
+        why = inactive(self.method, site, q.shape[1])
+        if why is not None:
+            return why
         if isinstance(grid, str):
             return self._tell(grid)
         faster = self._forecast(q, stage)
-        if faster is not None and faster < 1:
-            tokens = f"{q.shape[1]} tokens on {q.device.type}"
-            if self.when == "auto":
-                return self._tell(f"sparse would not be faster at {tokens} ({faster:.2f}×)")
-            self._tell(f"sparse is not expected to be faster at {tokens} ({faster:.2f}×)")
+        if faster is None or faster >= 1:
+            return None
+        tokens = f"{q.shape[1]} tokens on {q.device.type}"
+        if self.when == "auto":
+            return self._tell(f"sparse would not be faster at {tokens} ({faster:.2f}×)")
+        self._tell(f"sparse is not expected to be faster at {tokens} ({faster:.2f}×)")
         return None
 
     def _across(self, ranks: Ranks) -> Method:
@@ -279,14 +317,15 @@ class Run:
         return what
 
     def _record(
-        self, stage: Stage, site: Site, q: Tensor, out: Tensor, backend: str,
+        self, stage: Stage, site: Site, out: Tensor, backend: str,
         why: str | None, costs: Tensor | None = None,
     ) -> None:  # fmt: skip
+        _, tokens, heads, _ = out.shape
         total = None if self.finite == "off" else out.sum(dtype=torch.float32)
         self.records.append(
             Record(
-                stage.name, site.layer, site.step, site.branch, q.shape[1], backend, why, costs,
-                total,
+                stage.name, site.layer, site.step, site.branch, tokens, backend, why, costs, total,
+                heads,
             )
         )  # fmt: skip
 
@@ -307,6 +346,7 @@ class Run:
             predicted=self._predicted(),
             measured=self._measured(),
             notes=tuple(sorted(self.clock.said)) + tuple(self.left_out),
+            seconds=self._seconds(),
         )
 
     def summary(self) -> str:
@@ -327,6 +367,11 @@ class Run:
             device=device, backend=sparse[0].backend,
         )  # fmt: skip
 
+    def _seconds(self) -> float | None:
+        """Of all transformer calls together; None where their times are not known."""
+        times = [_seconds(*t) for kind in self._times.values() for t in kind]
+        return None if not times or any(map(math.isnan, times)) else sum(times)
+
     def _measured(self) -> float | None:
         """Time of a dense transformer call over that of a sparse one, both in this run."""
         dense, sparse = (
@@ -339,19 +384,11 @@ class Run:
         return statistics.median(dense) / max(statistics.median(sparse), 1e-9)
 
 
-def inactive(method: Method, site: Site, tokens: int) -> str:
-    """Why a method is not active at a site, in words."""
+def inactive(method: Method, site: Site, tokens: int) -> str | None:
+    """Why a method is not active at a site, in words; None where it is."""
     if isinstance(method, Schedule):
-        alone = Schedule(method.inner, dense_steps=method.dense_steps)
-        if not alone.active(site, tokens):
-            return "first steps"
-        alone = Schedule(method.inner, dense_last_steps=method.dense_last_steps)
-        if not alone.active(site, tokens):
-            return "last steps"
-        if tokens < method.min_tokens:
-            return f"fewer than {method.min_tokens} tokens"
-        return f"layer {site.layer}"
-    return f"method {method.name}"
+        return method.why_dense(site, tokens)
+    return None if method.active(site, tokens) else f"method {method.name}"
 
 
 def asked_budget(method: Method) -> float | None:
@@ -380,10 +417,6 @@ def weights_of(module: nn.Module) -> int:
 
 def _name(method: Method) -> str:
     return _name(method.inner) if isinstance(method, Schedule) else method.name
-
-
-def _moved(x: Tensor, order: Tensor | None) -> Tensor:
-    return x if order is None else x.index_select(1, order)
 
 
 def _now(x: Any) -> Any:

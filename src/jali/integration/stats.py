@@ -23,6 +23,7 @@ class Record:
     reason: str | None  # why it was dense; None where it was sparse
     costs: Tensor | None = None
     total: Tensor | None = None  # sum of the output: not finite where any of it is not
+    heads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Row:
     cost: float
     backend: str
     reason: str | None
+    heads: tuple[float, ...] = ()  # the cost of every head
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Stats:
     predicted: float | None = None
     measured: float | None = None
     notes: tuple[str, ...] = ()
+    seconds: float | None = None  # in the transformers
 
     @property
     def cost(self) -> float:
@@ -95,13 +98,19 @@ class Stats:
 
 def read(records: list[Record]) -> tuple[Row, ...]:
     """Records as rows. Waits for the device, once."""
-    costs = _host([r.costs.mean() for r in records if r.costs is not None])
+    # One plan may serve all heads, or all samples.
+    costs = _host([r.costs.mean(0).expand(r.heads) for r in records if r.costs is not None])
     rows = []
     for r in records:
-        cost = 1.0 if r.costs is None else next(costs)
+        dense = r.costs is None
+        heads = tuple(1.0 if dense else next(costs) for _ in range(r.heads))
+        cost = sum(heads) / len(heads)
         rows.append(
-            Row(r.transformer, r.layer, r.step, r.branch, r.tokens, cost, r.backend, r.reason)
-        )
+            Row(
+                r.transformer, r.layer, r.step, r.branch, r.tokens, cost, r.backend, r.reason,
+                heads,
+            )
+        )  # fmt: skip
     return tuple(rows)
 
 
@@ -116,9 +125,9 @@ def first_bad(records: list[Record]) -> Record | None:
 
 
 def _host(values: list[Tensor]) -> Any:
-    """0-d tensors as floats; one transfer where they share a device."""
+    """All numbers of all tensors; one transfer where they share a device."""
     if not values:
         return iter(())
     if len({v.device for v in values}) == 1:
-        return iter(torch.stack([v.float() for v in values]).tolist())
-    return iter([float(v) for v in values])
+        return iter(torch.cat([v.float().reshape(-1) for v in values]).tolist())
+    return iter([x for v in values for x in v.reshape(-1).tolist()])

@@ -55,13 +55,21 @@ class Schedule(Method):
             self.inner.with_budget(budget)
 
     def active(self, site: Site, tokens: int) -> bool:
-        return (
-            tokens >= self.min_tokens
-            and site.step >= _count(self.dense_steps, site.steps)
-            and site.step < site.steps - _count(self.dense_last_steps, site.steps)
-            and not {site.layer, site.layer - site.layers} & set(self.dense_layers)
-            and self.inner.active(site, tokens)
-        )
+        return self.why_dense(site, tokens) is None
+
+    def why_dense(self, site: Site, tokens: int) -> str | None:
+        """Why this call is not sparse, in words; None where it is."""
+        if site.step < _count(self.dense_steps, site.steps):
+            return "first steps"
+        if site.step >= site.steps - _count(self.dense_last_steps, site.steps):
+            return "last steps"
+        if tokens < self.min_tokens:
+            return f"fewer than {self.min_tokens} tokens"
+        if site.layer in self.dense_layers or site.layer - site.layers in self.dense_layers:
+            return f"layer {site.layer}"
+        if isinstance(self.inner, Schedule):
+            return self.inner.why_dense(site, tokens)
+        return None if self.inner.active(site, tokens) else f"method {self.inner.name}"
 
     def at(self, site: Site) -> Method:
         inner = self.inner.at(site)

@@ -1,0 +1,56 @@
+"""What a call costs the host: questions with one answer are asked once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers")
+
+import tiny
+
+import jali
+from jali.backends import BACKENDS
+
+
+def inputs(t: float) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(2)
+    return {
+        "hidden_states": torch.randn(1, 16, 5, 32, 32, generator=generator),
+        "encoder_hidden_states": torch.randn(1, 16, 32, generator=generator),
+        "timestep": torch.tensor([t]),
+        "return_dict": False,
+    }
+
+
+def test_backends_are_asked_once_for_every_kind_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.wan_transformer(4)
+    asked: list[str] = []
+    with torch.no_grad(), jali.sparse_processor_mode(model, 0.5, warmup_frac=1, steps=4) as run:
+        for t in (900.0, 800.0):  # a dense step and a sparse one
+            model(**inputs(t))
+        for backend in BACKENDS.values():
+
+            def why_not(self: Any, _task: Any) -> list[str]:
+                asked.append(self.name)
+                return []
+
+            monkeypatch.setattr(type(backend), "why_not", why_not)
+        for t in (700.0, 600.0):
+            model(**inputs(t))
+    assert asked == []
+    assert {row.backend for row in run.stats().rows if row.reason is None} == {"torch"}
+
+
+def test_gradients_on_is_no_obstacle_but_there_is_no_backward_pass() -> None:
+    """Weights ask for gradients by default, and not everyone writes no_grad around a model."""
+    model = tiny.wan_transformer(2)
+    with torch.no_grad(), jali.sparse_processor_mode(model, 0.5, warmup_frac=0):
+        expected = model(**inputs(500.0))[0]
+    with jali.sparse_processor_mode(model, 0.5, warmup_frac=0):
+        out = model(**inputs(500.0))[0]
+    assert torch.equal(out, expected)
+    with pytest.raises(RuntimeError, match="jali only does inference"):
+        out.sum().backward()
