@@ -1,0 +1,101 @@
+"""`jali compare`: runs side by side, on one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jali.cli.exits import fail, refuse
+
+if TYPE_CHECKING:
+    from jali.report import Report
+
+
+LARGE = 200  # MB
+
+
+def compare(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The reference, then the others: run folders or folders of videos; or one folder "
+            "that holds several runs.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The page; only one of ours is replaced.")
+    ] = Path("compare.html"),
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="Measure these now, comma-separated, or none (without it: each folder's "
+            "metrics.json, or the usual ones where there is none).",
+            show_default=False,
+        ),
+    ] = "",
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="What to call a run; once for each.", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N clips.", show_default=False)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Put runs side by side on one page: players, wipe, difference, curves, costs, plans.
+
+    Examples:
+
+      jali compare runs/mine
+
+      jali compare runs/dense runs/entropy runs/psa --output page.html
+
+      jali compare before/ after/ --metrics psnr,ssim --name before --name after
+
+      jali compare runs/mine --json --metrics none
+    """
+    from jali.gallery.manifest import GalleryError
+    from jali.quality.error import QualityError, QualityJobError
+    from jali.report import ReportError
+
+    asked = [part.strip().lower().replace("-", "_") for part in metrics.split(",") if part.strip()]
+    wanted = [] if asked == ["none"] else asked or None
+    try:
+        report = _written(folders, output, wanted, name or [], limit)
+    except QualityJobError as error:
+        fail(error)
+    except (ReportError, GalleryError, QualityError) as error:
+        refuse(error)
+    if as_json:
+        typer.echo(json.dumps({**report.to_dict(), "page": str(output)}, indent=1, allow_nan=False))
+        return
+    for note in report.comparison.notes:
+        typer.echo(f"jali: {note}", err=True)
+    size = output.stat().st_size / 1e6
+    if size > LARGE:
+        typer.echo("jali: browsers take long over such a page; --limit takes fewer clips", err=True)
+    typer.echo(f"{report.headline()}\n{output} ({size:.1f} MB): open it in a browser")
+
+
+def _written(
+    folders: list[Path],
+    output: Path,
+    metrics: list[str] | None,
+    names: list[str],
+    limit: int | None,
+) -> Report:
+    from rich.console import Console
+
+    from jali.report import Report, check_output, gather, write_page
+
+    check_output(output)  # before any work, not after
+    with Console(stderr=True).status("reading") as status:
+        report = Report.of(gather(folders, names, metrics, limit, status.update))
+        write_page(output, report.html())
+    return report

@@ -1,0 +1,242 @@
+"""What the page says, without a browser: numbers, notes, and what it is made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import example
+import numpy as np
+import pytest
+
+from jali.report import Comparison, Report, ReportError, compare_page, gather
+from jali.report.film import read_film
+from jali.report.summary import rows_of
+
+
+def report(*folders: Path, **options: Any) -> Report:
+    return Report.of(gather(folders, **options))
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert found
+    return json.loads(found[1])
+
+
+@pytest.fixture(scope="module")
+def comparison(root: Path) -> Comparison:
+    return gather([root])
+
+
+def test_a_folder_of_runs_stands_for_its_runs_dense_first(comparison: Comparison) -> None:
+    assert [run.name for run in comparison.runs] == ["dense", "entropy 0.3", "psa 0.15"]
+    assert not comparison.notes
+
+
+def test_rows_are_means_of_what_manifests_and_metrics_say(
+    comparison: Comparison, root: Path
+) -> None:
+    dense, entropy, _ = rows_of(comparison)
+    assert dense.seconds is not None
+    assert dense.seconds.value == pytest.approx(np.mean([12.4, 12.4 * 1.03]), abs=1e-3)
+    assert dense.speed_up is None
+    assert entropy.speed_up is not None
+    assert entropy.speed_up.value == pytest.approx(12.4 / 7.3, abs=1e-3)
+    assert entropy.budget == 0.3
+    clips = json.loads((root / "entropy" / "manifest.json").read_text())["clips"]
+    assert entropy.cost is not None
+    assert entropy.cost.value == pytest.approx(np.mean([clip["cost"] for clip in clips]))
+    pairs = json.loads((root / "entropy" / "metrics.json").read_text())["pairs"]
+    means = [pair["psnr"]["mean"] for pair in pairs]
+    psnr = entropy.metrics["psnr"]
+    assert psnr.value == pytest.approx(np.mean(means))
+    assert psnr.n == 2
+    # Of two values Student's t is 12.706.
+    assert psnr.within == pytest.approx(12.7062 * np.std(means, ddof=1) / math.sqrt(2), rel=1e-4)
+
+
+def test_the_headline_names_the_fastest(comparison: Comparison) -> None:
+    psnr = rows_of(comparison)[2].metrics["psnr"].value
+    assert Report.of(comparison).headline() == f"2.1× faster at {psnr:.1f} dB with psa 0.15"
+
+
+def test_two_runs_need_no_name_in_the_headline(root: Path) -> None:
+    said = report(root / "dense", root / "entropy").headline()
+    assert re.fullmatch(r"1\.7× faster at \d+\.\d dB", said)
+    assert (
+        report(root / "entropy", root / "dense", metrics=["ssim"])
+        .headline()
+        .startswith("1.7× slower")
+    )
+
+
+def test_every_number_of_the_table_is_on_the_page(comparison: Comparison) -> None:
+    page = Report.of(comparison).html()
+    for row in rows_of(comparison):
+        for mean, digits in ((row.seconds, 2), (row.cost, 3), (row.metrics.get("psnr"), 2)):
+            if mean is not None:
+                assert f">{mean.value:.{digits}f}<" in page
+    assert "Not measured: vmaf: no ffmpeg with libvmaf" in page
+
+
+def test_the_page_carries_films_curves_sites_and_plans(comparison: Comparison, root: Path) -> None:
+    page = Report.of(comparison).html()
+    data = data_of(page)
+    assert page.count("data:video/mp4;base64,") == 6
+    clip = data["clips"][1]
+    assert (clip["prompt"], clip["frames"]) == (example.PROMPTS[1], 13)
+    pairs = json.loads((root / "psa" / "metrics.json").read_text())["pairs"]
+    assert clip["runs"][2]["curves"]["ssim"] == pairs[1]["ssim"]["per_frame"]
+    sites = json.loads((root / "psa" / f"{clip['name']}.sites.json").read_text())
+    packed = clip["runs"][2]["sites"]
+    assert len(packed["rows"]) == len(sites["rows"])
+    layer, step, branch, cost, reason, _, heads = packed["rows"][-1]
+    last = sites["rows"][-1]
+    assert (layer, step, packed["branches"][branch]) == (7, 9, last["branch"])
+    assert reason == -1
+    assert cost == pytest.approx(last["cost"], abs=1e-3)
+    assert heads == pytest.approx(last["heads"], abs=1e-3)
+    assert packed["plans"][0]["levels"] == sites["plans"][0]["levels"]
+
+
+def test_the_page_is_one_small_file_that_fetches_nothing(comparison: Comparison) -> None:
+    own = sum(
+        len(files("jali.report").joinpath(name).read_bytes())
+        for name in ("page.html", "page.css", "page.js")
+    )
+    assert own < 80_000
+    page = Report.of(comparison).html()
+    addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s'\"]*", page))
+    assert addresses <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<(?:link|iframe|object)\b|\bsrc=|@import", page)
+    assert not re.search(r"\{\{\w+\}\}", page)
+
+
+def test_metrics_are_measured_where_there_are_none(runs: Path) -> None:
+    (runs / "entropy" / "metrics.json").unlink()
+    found = report(runs / "dense", runs / "entropy", metrics=["psnr"], limit=1)
+    a, b = (example.film(0, example.SMALL, noise).astype(float) for noise in (0, 0.035))
+    error = ((a - b) ** 2).mean((1, 2, 3)) / 255**2
+    # From the lossless files, so equal up to rounding.
+    assert found.rows[1].metrics["psnr"].value == pytest.approx(
+        (-10 * np.log10(error)).mean(), abs=1e-3
+    )
+    assert list(found.rows[1].metrics) == ["psnr"]
+    assert found.comparison.notes == ("The first 1 of 2 clips are shown and counted.",)
+
+
+def test_the_usual_metrics_where_no_one_asks(runs: Path) -> None:
+    (runs / "entropy" / "metrics.json").unlink()
+    found = report(runs / "dense", runs / "entropy")
+    assert {"psnr", "ssim", "flicker"} <= set(found.rows[1].metrics)
+    assert not (runs / "entropy" / "metrics.json").exists(), "a run folder is not ours to write to"
+
+
+def test_metrics_against_another_reference_are_not_believed(runs: Path) -> None:
+    found = report(runs / "psa", runs / "entropy")
+    assert "was measured against" in found.comparison.notes[0]
+    old = json.loads((runs / "entropy" / "metrics.json").read_text())["pairs"][0]["psnr"]["mean"]
+    assert found.comparison.measures[1].clips[example.clip_name(0)]["psnr"].mean != old
+
+
+def test_metrics_that_miss_a_clip_are_not_believed(runs: Path) -> None:
+    path = runs / "entropy" / "metrics.json"
+    found = json.loads(path.read_text())
+    del found["pairs"][1]
+    path.write_text(json.dumps(found))
+    again = report(runs / "dense", runs / "entropy")
+    assert f"says nothing of {example.clip_name(1)}" in again.comparison.notes[0]
+    assert again.rows[1].metrics["psnr"].n == 2
+
+
+def test_equal_clips_are_said_to_be_equal(runs: Path) -> None:
+    same = Path(shutil.copytree(runs / "dense", runs / "same"))
+    found = report(runs / "dense", same, metrics=["psnr", "ssim"])
+    assert found.headline() == "As fast at no difference at all"
+    assert [run.name for run in found.comparison.runs] == ["dense", "same"]
+    assert ">∞<" in found.html()
+    assert data_of(found.html())["clips"][0]["runs"][1]["curves"]["psnr"] == ["inf"] * 13
+    assert found.to_dict()["rows"][1]["metrics"]["psnr"]["value"] == "inf"
+
+
+def test_the_same_folder_twice_gets_two_names(root: Path) -> None:
+    found = report(root / "dense", root / "dense", metrics=[])
+    assert [run.name for run in found.comparison.runs] == ["dense (1)", "dense (2)"]
+
+
+def test_times_of_two_machines_are_not_divided(runs: Path) -> None:
+    path = runs / "entropy" / "manifest.json"
+    path.write_text(path.read_text().replace("an example machine", "another machine"))
+    found = report(runs / "dense", runs / "entropy")
+    assert found.rows[1].speed_up is None
+    assert "different machines" in found.comparison.notes[0]
+    assert re.fullmatch(r"\d+\.\d dB over 2 clips", found.headline())
+
+
+def test_what_differs_besides_the_method_is_said(tmp_path: Path) -> None:
+    example.make_run(tmp_path / "a", clips=1)
+    example.make_run(tmp_path / "b", clips=1, method="entropy", seed=5)
+    found = report(tmp_path / "a", tmp_path / "b", metrics=[])
+    assert found.comparison.notes == (
+        "Besides the method, these differ between the runs: seed (0, 5).",
+    )
+
+
+def test_clips_without_partner_are_named(tmp_path: Path) -> None:
+    example.make_run(tmp_path / "a", clips=1)
+    example.make_run(tmp_path / "b", clips=3, method="entropy")
+    found = report(tmp_path / "a", tmp_path / "b", metrics=["psnr"])
+    assert list(found.comparison.clips) == [example.clip_name(0)]
+    assert f"{example.clip_name(1)} and 1 more" in found.comparison.notes[0]
+
+
+def test_faults_of_a_clip_are_named(runs: Path) -> None:
+    path = runs / "psa" / "metrics.json"
+    found = json.loads(path.read_text())
+    found["pairs"][0]["checks"]["black"] = 3
+    found["pairs"][0]["reference_checks"]["black"] = 1
+    path.write_text(json.dumps(found))
+    notes = report(runs / "dense", runs / "psa").comparison.notes
+    assert notes == (f"psa 0.15, {example.clip_name(0)}: 2 more black frames.",)
+
+
+def test_plain_folders_need_no_manifest(root: Path, tmp_path: Path) -> None:
+    for run in ("dense", "psa"):
+        (tmp_path / run).mkdir()
+        for kind in ("mp4", "mkv"):
+            name = f"{example.clip_name(0)}.{kind}"
+            shutil.copy(root / run / name, tmp_path / run / f"a.{kind}")
+    found = report(tmp_path / "dense", tmp_path / "psa", metrics=["psnr"])
+    film = found.comparison.films["a"][0]
+    assert film.data == (root / "dense" / f"{example.clip_name(0)}.mp4").read_bytes()
+    assert re.fullmatch(r"\d+\.\d dB over 1 clip", found.headline())
+    assert (
+        report(tmp_path / "dense", tmp_path / "psa", metrics=[]).headline() == "1 clip side by side"
+    )
+
+
+def test_a_film_that_browsers_cannot_play_is_encoded_again(root: Path) -> None:
+    film = read_film(root / "dense" / f"{example.clip_name(0)}.mkv")
+    assert film.kind == "video/mp4"
+    assert (film.frames, film.height, film.width, film.fps) == (13, 96, 160, 12)
+    assert film.data[4:8] == b"ftyp"
+
+
+def test_names_are_taken_as_given(root: Path) -> None:
+    found = report(root / "dense", root / "psa", names=["<before>", "after"], metrics=[])
+    page = found.html()
+    assert "after against &lt;before&gt;" in page
+    with pytest.raises(ReportError, match="2 runs, and 1 names"):
+        report(root / "dense", root / "psa", names=["one"])
+    with pytest.raises(ReportError, match="must differ"):
+        report(root / "dense", root / "psa", names=["one", "one"])
+
+
+def test_the_same_input_gives_the_same_page(root: Path) -> None:
+    assert compare_page([root], []) == compare_page([root], [])
