@@ -149,7 +149,8 @@ def _sparse_rows(
         why = "; ".join(reasons)
         yield Row(shape.name, kind, backend.name, "entropy", 0, 0, 0, 0, 0, None, why_not=why)
         return
-    if backend.name == "torch":  # slow on a GPU: two densities and few repeats say enough
+    if backend.name == "torch" and device.type == "cuda":
+        # Slow on a GPU: two densities and few repeats say enough.
         densities, repeats = [d for d in densities if d in (0.3, 0.1)], min(repeats, 3)
     for density in densities:
         yield _sparse_row(shape, kind, inputs, backend, task, density, best, device, repeats)

@@ -6,25 +6,27 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jali.backends import BACKENDS
-from jali.bench import record
-from jali.bench.inputs import KINDS
-from jali.bench.kernel import DENSITIES, METHODS, Row, run
-from jali.bench.shapes import SHAPES
-from jali.methods import near
+from jali.cli.exits import input_errors, job_errors, refuse
+from jali.cli.old_names import OldNames
+
+if TYPE_CHECKING:
+    from jali.bench import pipeline as pipeline_bench
+    from jali.bench.kernel import Row
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed, each figure beside its error.")
 
-MODELS = "wan-480p,wan-720p,cogvideox-5b,hunyuan-540p"
+SHAPES = "wan-480p,wan-720p,cogvideox-5b,hunyuan-540p"
+DENSITIES = "1.0,0.7,0.5,0.3,0.2,0.1"
+# The published methods, and the two controls that any of them has to beat.
+METHODS, BUDGETS = "entropy,psa,rf_v2,ada_bsa,random,local", "0.5,0.3,0.2"
 
 
 @app.callback()
@@ -34,11 +36,13 @@ def bench() -> None:
 
 @app.command("kernel")
 def kernel(
-    shapes: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(SHAPES)}.")] = MODELS,
-    densities: Annotated[str, typer.Option(help="Asked budgets, comma-separated.")] = ",".join(
-        map(str, DENSITIES)
-    ),
-    inputs: Annotated[str, typer.Option(help="gaussian, structured, or both.")] = ",".join(KINDS),
+    shapes: Annotated[
+        str, typer.Option(help="Comma-separated; psa-32k and tiny are further ones.")
+    ] = SHAPES,
+    densities: Annotated[str, typer.Option(help="Asked budgets, comma-separated.")] = DENSITIES,
+    inputs: Annotated[
+        str, typer.Option(help="gaussian, structured, or both.")
+    ] = "gaussian,structured",
     backends: Annotated[str, typer.Option(help="Comma-separated.")] = "fa4,triton,flex,torch",
     methods: Annotated[str, typer.Option(help="Whole calls, comma-separated; 'all' for all.")] = "",
     device: Annotated[str, typer.Option(help="cuda or cpu; none given: cuda if there.")] = "",
@@ -57,6 +61,14 @@ def kernel(
 
       jali bench kernel --output results.json --plot results.svg
     """
+    import torch
+
+    from jali.backends import BACKENDS
+    from jali.bench import record
+    from jali.bench.inputs import KINDS
+    from jali.bench.kernel import METHODS, run
+    from jali.bench.shapes import SHAPES
+
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = [SHAPES[name] for name in _names(shapes, list(SHAPES), "shape")]
     budgets = _budgets(densities)
@@ -91,13 +103,172 @@ def kernel(
             console.print(part)
 
 
+@app.command("pipeline", cls=OldNames)
+def pipeline(
+    model: Annotated[str, typer.Option(help="A name of the registry; see `jali doctor`.")] = "nano",
+    methods: Annotated[
+        str, typer.Option(help="Methods and presets, comma-separated; dense is always there.")
+    ] = METHODS,
+    budgets: Annotated[str, typer.Option(help="Asked budgets, comma-separated.")] = BUDGETS,
+    masks: Annotated[
+        Path | None, typer.Option(help="A calibrated MaskBook: cached too.", show_default=False)
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="One clip; again for more.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A text file, one prompt a line.", show_default=False)
+    ] = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the first N.", show_default="2 of the shipped set"),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Of denoising.", show_default="the model's")
+    ] = None,
+    height: Annotated[
+        int | None, typer.Option(help="In pixels.", show_default="the model's")
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(help="In pixels.", show_default="the model's")
+    ] = None,
+    num_frames: Annotated[
+        int | None, typer.Option(help="Images have one.", show_default="the model's")
+    ] = None,
+    guidance: Annotated[
+        float | None,
+        typer.Option(help="How strongly the prompt counts.", show_default="the model's"),
+    ] = None,
+    argument: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the pipeline's own call.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Clip i has seed + i.")] = 0,
+    warmup_frac: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Share of dense first steps.", show_default="0.2"),
+    ] = None,
+    backend: Annotated[str, typer.Option(help="auto, or one of `jali doctor`.")] = "auto",
+    path: Annotated[str | None, typer.Option(help="Local folder or hub id.")] = None,
+    lora: Annotated[str | None, typer.Option(help="A file, or REPO:FOLDER/FILE.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
+    cpu_offload: Annotated[
+        bool, typer.Option("--cpu-offload", help="Parts wait in host memory.")
+    ] = False,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="A new folder: results.json, pareto.svg, every clip.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Whole generations: time against quality, every method and dense in one run.
+
+    Examples:
+
+      jali bench pipeline --model nano --budgets 0.5,0.3
+
+      jali bench pipeline --model wan-t2v-1.3b --methods entropy,psa_balanced --num-prompts 4
+
+      jali bench pipeline --model nano --masks nano.safetensors --output-dir runs/cached
+    """
+    from jali.bench import pipeline as bench_
+    from jali.cli.generate import chosen_prompts, values
+    from jali.cli.quiet import quiet_libraries
+    from jali.gallery import Settings
+    from jali.gallery.produce import check_sizes, load
+
+    with input_errors():
+        base = Settings(
+            model=model, path=path, backend=backend, warmup_frac=warmup_frac, steps=steps,
+            guidance=guidance, seed=seed, height=height, width=width, num_frames=num_frames,
+            arguments=values(argument, "--argument"), lora=lora, device=device, dtype=dtype,
+            cpu_offload=cpu_offload,
+        )  # fmt: skip
+        asked = [name.strip() for name in methods.split(",") if name.strip()]
+        runs = bench_.candidates(
+            base, asked, _budgets(budgets), None if masks is None else str(masks)
+        )
+        few = 2 if num_prompts is None and not prompt and prompts is None else num_prompts
+        texts = chosen_prompts(base.model, prompt, prompts, few)
+        folder = output_dir or Path("outputs") / f"bench-{runs[bench_.DENSE].model}"
+        bench_.check_empty(folder)
+    quiet_libraries()
+    with job_errors():
+        pipe = load(runs[bench_.DENSE])
+        check_sizes(pipe, runs[bench_.DENSE])
+        console = Console(stderr=True)
+        with console.status("warming up", spinner="line") as status:
+            rows = bench_.run(
+                pipe, texts, runs, folder,
+                lambda label, tick: status.update(
+                    f"{label}: clip {tick.clip + 1} of {tick.clips}, step {tick.step}/{tick.steps}"
+                ),
+            )  # fmt: skip
+        drawn = _pareto(rows, folder, f"{runs[bench_.DENSE].model}, {len(texts)} prompts")
+    if as_json:
+        typer.echo((folder / bench_.RESULTS).read_text(encoding="utf-8").strip())
+        return
+    Console().print(_pipeline_table(rows))
+    files = ", ".join([bench_.RESULTS, *drawn])
+    Console().print(f"{folder}: {files}, and a run folder for every row", highlight=False)
+
+
+def _pareto(rows: list[pipeline_bench.Row], folder: Path, title: str) -> list[str]:
+    """The picture; nothing where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        typer.echo("jali: no picture without matplotlib: pip install 'jali[report]'", err=True)
+        return []
+    from jali.bench.pareto import draw
+    from jali.bench.pipeline import PLOT
+
+    draw(rows, folder / PLOT, title)
+    return [PLOT]
+
+
+def _pipeline_table(rows: list[pipeline_bench.Row]) -> Table:
+    caption = "per clip; × is over dense in this run; ● no other row is both faster and nearer"
+    table = Table(caption=caption, caption_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    found = dict.fromkeys(name for row in rows for name in row.quality)
+    metrics = [name for name in ("psnr", "ssim", "lpips") if name in found]
+    for name in ("cost", "s", "×", "model s", "×", *metrics):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            f"{row.label}{' ●' if row.best else ''}",
+            f"{row.cost:.3f}",
+            f"{row.seconds:.2f}",
+            f"{row.speedup:.2f}",
+            _number(row.seconds_transformer, ".2f"),
+            _number(row.speedup_transformer, ".2f"),
+            *(_quality(row, name) for name in metrics),
+            style="dim" if row.method in ("random", "local") else "",
+        )
+    return table
+
+
+def _quality(row: pipeline_bench.Row, metric: str) -> str:
+    if not row.quality:
+        return ""
+    value = row.quality.get(metric)
+    if metric == "psnr":
+        return "same" if value is None else f"{value:.2f}"
+    return _number(value, ".4f")
+
+
 def _names(given: str, known: list[str], what: str) -> list[str]:
+    from jali.methods import near
+
     names = [name.strip() for name in given.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            raise typer.BadParameter(f"unknown {what} {name!r}{near(name, known)}")
+            refuse(f"unknown {what} {name!r}{near(name, known)}")
     if not names:
-        raise typer.BadParameter(f"name at least one {what}: {', '.join(known)}")
+        refuse(f"name at least one {what}: {', '.join(known)}")
     return names
 
 
@@ -105,9 +276,9 @@ def _budgets(given: str) -> list[float]:
     try:
         budgets = [float(part) for part in given.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"densities are numbers in (0, 1], got {given!r}") from None
+        budgets = []
     if not budgets or any(not 0 < b <= 1 for b in budgets):
-        raise typer.BadParameter(f"densities are numbers in (0, 1], got {given!r}")
+        refuse(f"budgets are numbers in (0, 1], got {given!r}")
     return budgets
 
 

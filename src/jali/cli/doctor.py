@@ -1,0 +1,279 @@
+"""`jali doctor`: what this machine can do, why it cannot do the rest, and what to expect of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from jali.cli.exits import fail, input_errors, job_errors
+
+EXAMPLES = ("jali doctor", "jali doctor --run", "jali doctor --device cpu --json")
+HEAD_DIMS = (32, 64, 80, 96, 128, 192, 256)
+BUDGETS = (0.5, 0.3)
+DENSE_STEPS = 0.2  # as `sparse_processor_mode` has it
+TOKENS = 32_760  # for questions whose answer does not depend on it
+
+
+def doctor(
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cpu; cuda where there is one.", show_default=False)
+    ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Prove it: a short clip of nano, dense and sparse.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+) -> None:
+    """Say what runs here, why the rest does not, and how much faster each model would get."""
+    with hushed():
+        _doctor(device, run, as_json)
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """Warnings stay unsaid for a while: all of them are in the tables."""
+    log = logging.getLogger("jali")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _doctor(device: str | None, run: bool, as_json: bool) -> None:
+    with input_errors():
+        found = diagnosis(device)
+    if not as_json:
+        _show(found)
+    if run:
+        with job_errors():
+            found["run"] = _proof(found["device"]["type"], quiet=as_json)
+        if not as_json:
+            _show_proof(found["run"])
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+    if run and found["run"]["problem"]:
+        fail(found["run"]["problem"])
+
+
+def diagnosis(device: str | None = None) -> dict[str, Any]:
+    """Everything the tables say."""
+    import torch
+
+    from jali import __version__
+    from jali.gallery.machine import machine, versions
+    from jali.integration.checkpoint import device_of, dtype_of
+
+    where = device_of(device)
+    dtype = dtype_of(None, where)
+    facts: dict[str, Any] = {"type": where.type, **machine(where.type)}
+    if where.type == "cuda":
+        properties = torch.cuda.get_device_properties(where)
+        facts |= {
+            "memory_gib": round(properties.total_memory / 2**30),
+            "capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+        }
+    return {
+        "jali": __version__,
+        "versions": versions(),
+        "device": facts,
+        "dtype": str(dtype).removeprefix("torch."),
+        "backends": _backends(where, dtype),
+        "models": _models(where, dtype),
+    }
+
+
+def _backends(device: Any, dtype: Any) -> list[dict[str, Any]]:
+    """Every backend, fastest first: at which head dims it runs, and why not at all."""
+    from jali.backends import BACKENDS, Task
+
+    def why(backend: Any, dim: int, ratios: tuple[int, ...] = (1,)) -> list[str]:
+        reasons: list[str] = backend.why_not(
+            Task(device, dtype, dim, 12, 12, TOKENS, TOKENS, ratios)
+        )
+        return reasons
+
+    rows = []
+    for name, backend in BACKENDS.items():
+        plain = [dim for dim in HEAD_DIMS if not why(backend, dim)]
+        pooled = [dim for dim in HEAD_DIMS if not why(backend, dim, (1, 2, 4, 8))]
+        reasons = [] if plain or pooled else why(backend, 128)
+        rows.append(
+            {
+                "name": name,
+                "runs": bool(plain or pooled),
+                "head_dims": plain or pooled,
+                "plans": "all" if plain and pooled else "full blocks" if plain else "pyramids",
+                "why_not": reasons,
+            }
+        )
+    return rows
+
+
+def _models(device: Any, dtype: Any) -> list[dict[str, Any]]:
+    """What a generation at each model's default size would gain, by the measured cost model."""
+    from jali.backends import Task, choose
+    from jali.integration.forecast import model_speedup
+    from jali.integration.registry import MODELS
+    from jali.integration.workload import WORKLOADS
+
+    rows = []
+    for card in MODELS.values():
+        load = WORKLOADS[card.name]
+        tokens, layers = load.tokens(card), sum(card.layers)
+        task = Task(device, dtype, card.head_dim, card.heads, card.heads, tokens, tokens)
+        backend = choose("auto", task).name
+        gains = {
+            f"{budget:g}": model_speedup(
+                heads=card.heads,
+                head_dim=card.head_dim,
+                tokens=tokens,
+                batch=load.batch,
+                cost=budget,
+                sparse_share=(1 - DENSE_STEPS) * (layers - 1) / layers,
+                layers=layers,
+                weights=int(load.weights),
+                device=device,
+                backend=backend,
+            )
+            for budget in BUDGETS
+        }
+        rows.append(
+            {
+                "name": card.name,
+                "size": [card.height, card.width, card.frames],
+                "tokens": tokens,
+                "heads": card.heads,
+                "head_dim": card.head_dim,
+                "backend": backend,
+                "predicted_speedup": {k: v and round(v, 3) for k, v in gains.items()},
+            }
+        )
+    return rows
+
+
+# The proof
+
+
+def _proof(device: str, quiet: bool) -> dict[str, Any]:
+    """Nano, dense and sparse, in memory: times, cost, and whether the frames are frames."""
+    import time
+
+    from jali.cli.generate import shown
+    from jali.cli.quiet import quiet_libraries
+    from jali.gallery import Settings, Tick
+    from jali.gallery.produce import attention, frames_of, load
+    from jali.prompts import default_prompts
+
+    quiet_libraries()
+    settings = Settings(
+        "nano", budget=0.3, device=device, height=128, width=128, num_frames=33, steps=6
+    ).resolved()
+    prompt = default_prompts("nano")[0]
+    found: dict[str, Any] = {"model": "nano", "prompt": prompt, "budget": 0.3, "problem": ""}
+    from jali.gallery.settings import dense_twin
+
+    pipe = load(settings)
+    frames = {}
+    with shown(quiet) as progress:
+        for number, (name, own) in enumerate(
+            (("dense", dense_twin(settings)), ("sparse", settings))
+        ):
+
+            def tell(step: int, number: int = number, name: str = name) -> None:
+                if progress is not None:
+                    progress(Tick(number, 2, step, 6, name))
+
+            with attention(pipe, own) as handle:
+                start = time.perf_counter()
+                frames[name] = frames_of(pipe, own, prompt, 0, tell)
+                found[f"{name}_seconds"] = round(time.perf_counter() - start, 3)
+                stats = handle.stats()
+                found[f"{name}_transformer_seconds"] = stats.seconds and round(stats.seconds, 3)
+                found[f"{name}_cost"] = round(stats.cost, 4)
+                found[f"{name}_summary"] = stats.line()
+    dense, sparse = frames["dense"], frames["sparse"]
+    if not (dense.isfinite().all() and sparse.isfinite().all()):
+        found["problem"] = "nano's frames are not finite"
+    elif float(dense.std()) < 1e-3 or float(sparse.std()) < 1e-3:
+        found["problem"] = "nano's frames are all of one colour"
+    elif found["sparse_cost"] >= 1:
+        found["problem"] = "no attention call of nano was sparse"
+    error = (dense - sparse).square().mean().clamp_min(1e-12)
+    found["psnr"] = round(float(-10 * error.log10()), 2)
+    return found
+
+
+# For people
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    device, versions = found["device"], found["versions"]
+    gpu = f", {device['memory_gib']} GiB, sm {device['capability']}" if "cuda" in device else ""
+    console.print(f"[bold]{device['device']}[/]{gpu}, {device['threads']} threads", highlight=False)
+    told = [f"{name} {value or 'not installed'}" for name, value in versions.items()]
+    console.print(f"jali {found['jali']}, " + ", ".join(told), highlight=False, style="dim")
+
+    table = Table(title=f"Backends, {found['dtype']}", title_justify="left", box=box.SIMPLE)
+    for heading in ("", "runs", "head dims", "plans", "why not"):
+        table.add_column(heading, no_wrap=heading in ("", "runs"))
+    for row in found["backends"]:
+        dims = row["head_dims"]
+        table.add_row(
+            row["name"],
+            "yes" if row["runs"] else "no",
+            f"{dims[0]}–{dims[-1]}" if row["runs"] else "",
+            row["plans"] if row["runs"] else "",
+            escape("; ".join(row["why_not"])),
+            style="" if row["runs"] else "dim",
+        )
+    console.print(table)
+
+    table = Table(
+        title="Predicted speed-up of a whole generation's transformer calls, by budget",
+        title_justify="left",
+        caption="at the default size; entropy, first fifth of the steps and layer 0 dense",
+        caption_justify="left",
+        box=box.SIMPLE,
+    )
+    table.add_column("model", no_wrap=True)
+    for heading in ("size", "tokens", "backend", *(f"{b:g}" for b in BUDGETS)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in found["models"]:
+        gains = row["predicted_speedup"].values()
+        known = [f"{gain:.2f}×" if gain else "–" for gain in gains]
+        table.add_row(
+            row["name"],
+            "×".join(map(str, row["size"])),
+            f"{row['tokens']:,}",
+            row["backend"],
+            *known,
+        )
+    console.print(table)
+    if not any(g for row in found["models"] for g in row["predicted_speedup"].values()):
+        console.print("–: not measured on this device, so nothing is predicted", style="dim")
+
+
+def _show_proof(run: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(f"nano, “{run['prompt']}”", highlight=False, markup=False)
+    for name in ("dense", "sparse"):
+        console.print(
+            f"  {name:7}{run[f'{name}_seconds']:7.2f} s, {run[f'{name}_summary']}",
+            highlight=False, markup=False,
+        )  # fmt: skip
+    console.print(f"  sparse against dense: PSNR {run['psnr']:.1f} dB", highlight=False)

@@ -1,0 +1,357 @@
+"""`jali generate`: prompts to a folder of clips."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jali.cli.exits import input_errors, job_errors, refuse
+
+if TYPE_CHECKING:
+    from jali.gallery import Gallery, Settings, Tick
+
+EXAMPLES = (
+    'jali generate --model nano --prompt "a red striped ball moves right" --with-dense',
+    "jali generate --model wan-t2v-1.3b --method psa --preset psa_balanced --num-prompts 4",
+    "jali generate --model wan-t2v-14b --budget 0.3 --prompts mine.txt --output-dir runs/mine",
+    "torchrun --nproc-per-node 4 -m jali generate --model wan-t2v-14b --context-parallel 4",
+)
+ATTENTION, SIZE, PLACE = "Attention", "What is made", "Where and how it runs"
+
+
+def generate(
+    model: Annotated[str, typer.Option(help="A name of the registry; see `jali doctor`.")] = "nano",
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="One clip; again for more.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A text file, one prompt a line.", show_default=False)
+    ] = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the first N; without prompts, of the shipped set."),
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(help="The run folder; one that is half-finished goes on.", show_default=False),
+    ] = None,
+    with_dense: Annotated[
+        bool, typer.Option("--with-dense", help="Dense too: DIR/dense beside DIR/METHOD.")
+    ] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="dense, psa, rf_v2, ada_bsa, random, local.",
+            show_default="entropy",
+            rich_help_panel=ATTENTION,
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Asked share of dense attention's work.",
+            show_default="0.5, or the preset's",
+            rich_help_panel=ATTENTION,
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A method by preset; see `jali presets`.", rich_help_panel=ATTENTION),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A preset file, jali's or PSA's.", rich_help_panel=ATTENTION)
+    ] = None,
+    masks: Annotated[
+        Path | None,
+        typer.Option(help="A calibrated MaskBook: the method cached.", rich_help_panel=ATTENTION),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE of the method's own, again for more.", rich_help_panel=ATTENTION
+        ),
+    ] = None,
+    warmup_frac: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of dense first steps.",
+            show_default="0.2, or the preset's",
+            rich_help_panel=ATTENTION,
+        ),
+    ] = None,
+    dense_first_layer: Annotated[
+        bool | None,
+        typer.Option(
+            "--dense-first-layer/--sparse-first-layer",
+            help="Whether layer 0 stays dense.",
+            rich_help_panel=ATTENTION,
+            show_default=False,
+        ),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="auto, or one of `jali doctor`.", rich_help_panel=ATTENTION)
+    ] = "auto",
+    seed: Annotated[int, typer.Option(help="Clip i has seed + i.", rich_help_panel=SIZE)] = 0,
+    height: Annotated[
+        int | None,
+        typer.Option(help="In pixels.", show_default="the model's", rich_help_panel=SIZE),
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(help="In pixels.", show_default="the model's", rich_help_panel=SIZE),
+    ] = None,
+    num_frames: Annotated[
+        int | None,
+        typer.Option(help="Images have one.", show_default="the model's", rich_help_panel=SIZE),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Of denoising.", show_default="the model's", rich_help_panel=SIZE),
+    ] = None,
+    guidance: Annotated[
+        float | None,
+        typer.Option(
+            help="How strongly the prompt counts.", show_default="the model's", rich_help_panel=SIZE
+        ),
+    ] = None,
+    negative_prompt: Annotated[
+        str | None, typer.Option(help="What to keep away from.", rich_help_panel=SIZE)
+    ] = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE for the pipeline's own call, again for more.", rich_help_panel=SIZE
+        ),
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(help="A file, a folder, or REPO:FOLDER/FILE.", rich_help_panel=SIZE),
+    ] = None,
+    path: Annotated[
+        str | None,
+        typer.Option(help="Local folder or hub id, not the usual one.", rich_help_panel=PLACE),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda or cpu; cuda where there is one.", rich_help_panel=PLACE),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bf16, fp16 or fp32.", rich_help_panel=PLACE)
+    ] = None,
+    cpu_offload: Annotated[
+        bool,
+        typer.Option("--cpu-offload", help="Parts wait in host memory.", rich_help_panel=PLACE),
+    ] = False,
+    context_parallel: Annotated[
+        int,
+        typer.Option(min=1, help="Ranks that share a sequence (torchrun).", rich_help_panel=PLACE),
+    ] = 1,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(min=1, help="Ranks that share the weights (torchrun).", rich_help_panel=PLACE),
+    ] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the manifests, and nothing else.")
+    ] = False,
+) -> None:
+    """Make clips, sparse or dense: mp4 for people, lossless for metrics, and a manifest."""
+    from jali.cli.quiet import quiet_libraries
+    from jali.gallery import Settings, produce
+    from jali.gallery.ranks import check_ranks
+
+    with input_errors():
+        settings = Settings(
+            model=model,
+            path=path,
+            method=method,
+            preset=preset,
+            config=None if config is None else str(config),
+            options=values(option, "--option"),
+            budget=budget,
+            masks=None if masks is None else str(masks),
+            backend=backend,
+            warmup_frac=warmup_frac,
+            dense_first_layer=dense_first_layer,
+            steps=steps,
+            guidance=guidance,
+            seed=seed,
+            height=height,
+            width=width,
+            num_frames=num_frames,
+            negative_prompt=negative_prompt,
+            arguments=values(argument, "--argument"),
+            lora=lora,
+            device=device,
+            dtype=dtype,
+            cpu_offload=cpu_offload,
+            context_parallel=context_parallel,
+            tensor_parallel=tensor_parallel,
+        )
+        check_ranks(settings)
+        settings = settings.resolved()
+        texts = chosen_prompts(settings.model, prompt, prompts, num_prompts)
+        runs = _runs(settings, output_dir or _folder(settings, texts, with_dense), with_dense)
+    quiet_libraries()
+    made: list[Gallery] = []
+    with job_errors():
+        pipe = _pipe(runs, texts)
+        for folder, own in runs:
+            with shown(quiet=as_json or _rank() > 0) as progress:
+                made.append(produce(pipe or own.model, texts, own, folder, progress))
+    _report(made, as_json)
+
+
+def chosen_prompts(
+    model: str, given: list[str] | None, file: Path | None, count: int | None
+) -> tuple[str, ...]:
+    """What was asked for, in order: --prompt, then the file; without either, the shipped set."""
+    from jali.prompts import default_prompts, read_prompts
+
+    texts = tuple(given or ())
+    if any(not text.strip() for text in texts):
+        raise ValueError("--prompt is empty")
+    if file is not None:
+        texts += read_prompts(file)
+    if not texts:
+        texts = default_prompts(model)
+    if count is not None and count > len(texts):
+        raise ValueError(f"--num-prompts is {count}, but there are only {len(texts)} prompts")
+    return texts[:count]
+
+
+def values(given: list[str] | None, flag: str) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value is read as YAML, so numbers are numbers."""
+    import yaml
+
+    found: dict[str, Any] = {}
+    for pair in given or ():
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{flag} is NAME=VALUE, got {pair!r}")
+        try:
+            found[name.strip().replace("-", "_")] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(f"{flag} {name}: {text!r} is not a value") from None
+    return found
+
+
+def _folder(settings: Settings, texts: tuple[str, ...], dense: bool) -> Path:
+    """A folder by the name of what is made: the first that is free, or holds this very run."""
+    from jali.gallery.folder import opened
+
+    asked = "" if settings.budget in (None, 1.0) else f"-{settings.budget:g}"
+    name = f"{settings.model}-{settings.preset or settings.label}{asked}"
+    for number in range(1, 10_000):
+        folder = Path("outputs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            for place, own in _runs(settings, folder, dense):
+                opened(place, own, texts)
+        except ValueError:
+            continue
+        return folder
+    raise ValueError(f"outputs holds too many runs of {name}; give --output-dir")
+
+
+def _runs(settings: Settings, folder: Path, dense: bool) -> list[tuple[Path, Settings]]:
+    """Which settings go to which folder. Other files are in nobody's way, so they are refused."""
+    from jali.gallery.manifest import NAME
+    from jali.gallery.settings import dense_twin
+
+    if not dense or settings.label == "dense":
+        if (folder / settings.label / NAME).exists() or (folder / "dense" / NAME).exists():
+            raise ValueError(f"{folder} holds runs in folders of its own; choose another one")
+        return [(folder, settings)]
+    if (folder / NAME).exists():
+        raise ValueError(f"{folder} is a run itself; with --with-dense choose another folder")
+    own = {"dense", settings.label}
+    others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    others = [name for name in others if name not in own and not name.startswith(".")]
+    if others:
+        raise ValueError(f"{folder} holds {others[0]}, which is not of this run; choose another")
+    return [(folder / "dense", dense_twin(settings)), (folder / settings.label, settings)]
+
+
+def _pipe(runs: list[tuple[Path, Settings]], texts: tuple[str, ...]) -> Any:
+    """Two runs share one pipeline; one loads its own, and only if there is anything to do."""
+    from jali.gallery.folder import opened
+    from jali.gallery.produce import load
+    from jali.gallery.ranks import share
+
+    found = [opened(folder, settings, texts) for folder, settings in runs]
+    if len(runs) == 1 or all(run and len(run.clips) >= len(texts) for run in found):
+        return None
+    settings = runs[0][1]
+    if settings.context_parallel > 1 or settings.tensor_parallel > 1:
+        refuse("--with-dense does not go with several ranks; make two runs")
+    pipe = load(settings)
+    share(pipe, settings)
+    return pipe
+
+
+@contextmanager
+def shown(quiet: bool) -> Iterator[Callable[[Tick], None] | None]:
+    """A bar on stderr that follows the steps."""
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    hidden = not console.is_terminal  # a log file gets no bars
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("loading", total=1)
+
+        def follow(tick: Tick) -> None:
+            words = tick.prompt if len(tick.prompt) < 40 else f"{tick.prompt[:39]}…"
+            bar.update(
+                task,
+                description=f"clip {tick.clip + 1} of {tick.clips}: {words}".replace("[", "("),
+                total=tick.clips * tick.steps,
+                completed=tick.clip * tick.steps + tick.step,
+            )
+
+        yield follow
+
+
+def _rank() -> int:
+    """Under torchrun the first process speaks for all."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def _report(made: list[Gallery], as_json: bool) -> None:
+    if _rank() > 0:
+        return
+    if as_json:
+        found = [{"folder": str(run.folder), **run.to_dict()} for run in made]
+        typer.echo(json.dumps(found if len(found) > 1 else found[0], ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    console = Console()
+    for run in made:
+        seconds = [clip.seconds for clip in run.clips]
+        console.print(
+            f"{run.folder}: {len(seconds)} {'clip' if len(seconds) == 1 else 'clips'}, "
+            f"{sum(seconds) / len(seconds):.1f} s each",
+            highlight=False, markup=False,
+        )  # fmt: skip
+        console.print(f"  {run.clips[-1].summary}", highlight=False, markup=False, style="dim")
+    if len(made) == 2:
+        console.print(
+            f"next: jali compare {made[0].folder} {made[1].folder}", highlight=False, markup=False
+        )
