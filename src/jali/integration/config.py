@@ -101,7 +101,15 @@ class SparseAttentionConfig:
             raise TypeError(f"{sorted(hub)} only mean something with push_to_hub=True")
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / CONFIG_NAME
-        file.write_text(self._text(), encoding="utf-8")
+        draft = folder / f".{CONFIG_NAME}.{os.getpid()}"
+        try:  # the whole file or nothing
+            with draft.open("w", encoding="utf-8") as stream:
+                stream.write(self._text())
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
         if push_to_hub:
             self.push_to_hub(repo_id or folder.name, **hub)
         return file

@@ -1,0 +1,299 @@
+"""Files that are no books: each is refused in words, none of them crashes or is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import books
+import numpy as np
+import pytest
+import torch
+
+from jali.maskbook import BookError, MaskBook
+from jali.maskbook.container import HEADER_LIMIT
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("good") / "a.safetensors"
+    books.make(path)
+    return path.read_bytes()
+
+
+def parts(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def joined(header: Any, data: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def refused(tmp_path: Path, raw: bytes, match: str) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(BookError, match=match):
+        MaskBook.open(path).verify()
+
+
+class TestNoPickle:
+    @pytest.mark.parametrize("name", ["masks.pt", "masks.PTH", "masks.ckpt", "masks.pkl"])
+    def test_by_name(self, tmp_path: Path, name: str) -> None:
+        torch.save({"masks": torch.zeros(2)}, tmp_path / name)
+        with pytest.raises(BookError, match=r"pickle.*jali calibrate"):
+            MaskBook.open(tmp_path / name)
+
+    def test_by_content(self, tmp_path: Path) -> None:
+        torch.save({"masks": torch.zeros(2)}, tmp_path / "a.safetensors")
+        with pytest.raises(BookError, match="pickle or a zip"):
+            MaskBook.open(tmp_path / "a.safetensors")
+        with zipfile.ZipFile(tmp_path / "b.safetensors", "w") as file:
+            file.writestr("x", "y" * 100)
+        with pytest.raises(BookError, match="zip"):
+            MaskBook.open(tmp_path / "b.safetensors")
+
+
+class TestPlaces:
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="jali calibrate"):
+            MaskBook.open(tmp_path / "a.safetensors")
+
+    def test_not_a_file(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe.safetensors")
+        with pytest.raises(BookError, match="regular file"):
+            MaskBook.open(tmp_path / "pipe.safetensors")
+        with pytest.raises((BookError, IsADirectoryError)):
+            MaskBook.open(tmp_path)
+        with pytest.raises(BookError, match="regular file"):
+            MaskBook.open("/dev/zero")
+
+
+class TestHostile:
+    def test_short(self, tmp_path: Path, good: bytes) -> None:
+        for length in (0, 1, 7, 8, 9, 100, 4000, 4096, len(good) // 2, len(good) - 1):
+            refused(tmp_path, good[:length], "short|bytes|header")
+
+    def test_longer(self, tmp_path: Path, good: bytes) -> None:
+        refused(tmp_path, good + b"\0", "something was added")
+
+    def test_huge_header(self, tmp_path: Path, good: bytes) -> None:
+        refused(tmp_path, (2**63).to_bytes(8, "little") + good[8:], f"at most {HEADER_LIMIT}")
+        refused(tmp_path, (HEADER_LIMIT).to_bytes(8, "little") + good[8:], "cut short")
+
+    def test_not_json(self, tmp_path: Path, good: bytes) -> None:
+        _, data = parts(good)
+        for text in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"a":NaN}', b'{"a":1e999}'):
+            refused(tmp_path, joined(text.ljust(16), data), "header|tensor")
+
+    def test_deep(self, tmp_path: Path, good: bytes) -> None:
+        _, data = parts(good)
+        refused(tmp_path, joined(b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", data), "header")
+        header, data = parts(good)
+        header["__metadata__"]["book"] = "[" * 100_000
+        refused(tmp_path, joined(header, data), "not a readable book")
+
+    def test_a_name_twice(self, tmp_path: Path, good: bytes) -> None:
+        header, data = parts(good)
+        text = json.dumps(header)
+        entry = json.dumps({"bits.0": header["bits.0"]})[1:-1]
+        refused(tmp_path, joined((text[:-1] + "," + entry + "}").encode(), data), "twice")
+
+    @pytest.mark.parametrize(
+        ("key", "value", "match"),
+        [
+            ("dtype", "F64", "dtype 'F64'"),
+            ("dtype", "I64", "a book holds"),
+            ("dtype", ["U8"], "dtype"),
+            ("shape", [2**61, 2**61], "needs|shape"),
+            ("shape", [-1, 4], "shape"),
+            ("shape", [1.5], "shape"),
+            ("shape", [True], "shape"),
+            ("shape", "12", "shape"),
+            ("shape", [1] * 9, "shape"),
+            ("data_offsets", [0], "offsets"),
+            ("data_offsets", [10, 5], "needs"),
+            ("data_offsets", [-8, 8], "offsets"),
+            ("data_offsets", [2**80, 2**80], "offsets"),
+        ],
+    )
+    def test_entries(self, tmp_path: Path, good: bytes, key: str, value: Any, match: str) -> None:
+        header, data = parts(good)
+        header["bits.0"][key] = value
+        refused(tmp_path, joined(header, data), match)
+
+    def test_overlaps_and_gaps(self, tmp_path: Path, good: bytes) -> None:
+        header, data = parts(good)
+        start, end = header["bits.1"]["data_offsets"]
+        header["bits.1"]["data_offsets"] = [start - 8, end - 8]
+        refused(tmp_path, joined(header, data), "overlaps")
+        header["bits.1"]["data_offsets"] = [start + 8, end + 8]
+        refused(tmp_path, joined(header, data), "gap")
+
+    def test_other_tensors(self, tmp_path: Path, good: bytes) -> None:
+        header, data = parts(good)
+        end = len(data)
+        four = {"dtype": "U8", "shape": [4], "data_offsets": [end, end + 4]}
+        more = {**header, "../../etc/passwd": four}
+        refused(tmp_path, joined(more, data + b"abcd"), "not as")
+        none = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+        many = {**header, **{f"t{i}": none for i in range(300)}}
+        refused(tmp_path, joined(many, data), "at most")
+        del header["bits.0"]
+        refused(tmp_path, joined(header, data), "gap|not as|short")
+
+    def test_some_other_safetensors_file(self, tmp_path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        save_file({"w": np.zeros(4, np.float32)}, tmp_path / "bad.safetensors")
+        with pytest.raises(BookError, match="not a book of jali"):
+            MaskBook.open(tmp_path / "bad.safetensors")
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("grid", [[2**40, 2**40, 2**40]]), ("grid", []), ("grid", [[3, 4]]),
+            ("grid", [[True, 4, 9]]), ("grid", {"a": 1}), ("layers", 10**9), ("heads", -3),
+            ("blocks", [0, 8]), ("blocks", [16]), ("order", "spiral"), ("order", {"tiled": [1]}),
+            ("noise", "abcd"), ("noise", [1, 2, 3, None]), ("branches", [1]),
+            ("budgets", [0.5, 0.5]), ("fingerprints", []), ("fingerprints", {"transformer": 3}),
+            ("settings", []), ("prompts", "x"), ("importance", 1), ("model", 7),
+            ("scorer", "x" * 10_000), ("costs", [0.1]), ("jali", None),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_header_values(self, tmp_path: Path, good: bytes, key: str, value: Any) -> None:
+        header, data = parts(good)
+        plain = json.loads(header["__metadata__"]["book"])
+        plain[key] = value
+        header["__metadata__"]["book"] = json.dumps(plain)
+        refused(tmp_path, joined(header, data), "not a readable book|not as|damaged")
+
+    def test_unknown_and_missing_keys(self, tmp_path: Path, good: bytes) -> None:
+        header, data = parts(good)
+        plain = json.loads(header["__metadata__"]["book"])
+        header["__metadata__"]["book"] = json.dumps({**plain, "evil": 1})
+        refused(tmp_path, joined(header, data), "evil")
+        del plain["noise"]
+        header["__metadata__"]["book"] = json.dumps(plain)
+        refused(tmp_path, joined(header, data), "noise")
+
+    def test_empty_rows_with_right_checksums(self, tmp_path: Path) -> None:
+        """Who can write a checksum can write wrong bits: a row must still read something."""
+        from jali.maskbook import write
+
+        def nothing(*_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            h = books.SMALL
+            return torch.zeros(h.heads, h.M, 2, dtype=torch.uint8), torch.zeros(h.heads)
+
+        real, write.keep_bits = write.keep_bits, nothing
+        try:
+            made = books.make(tmp_path / "a")
+        finally:
+            write.keep_bits = real
+        with pytest.raises(BookError, match="row without a block"):
+            made.plan(0.5, 0, 0)
+
+    def test_bits_behind_the_keys(self, tmp_path: Path) -> None:
+        from jali.maskbook import write
+
+        def all_bits(*_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            h = books.SMALL
+            return torch.full((h.heads, h.M, 2), 255, dtype=torch.uint8), torch.ones(h.heads)
+
+        real, write.keep_bits = write.keep_bits, all_bits
+        try:
+            made = books.make(tmp_path / "a")
+        finally:
+            write.keep_bits = real
+        with pytest.raises(BookError, match="behind the keys"):
+            made.plan(0.5, 0, 0)
+
+
+class TestDamage:
+    def test_a_flipped_bit_is_found_and_named(self, tmp_path: Path, good: bytes) -> None:
+        header, _ = parts(good)
+        start = len(good) - len(parts(good)[1])
+        for name, match in (("bits.1", "bits of step"), ("importance", "importance of step"),
+                            ("peaks", "importance of step")):  # fmt: skip
+            begin, end = header[name]["data_offsets"]
+            for at in (begin, (begin + end) // 2, end - 1):
+                raw = bytearray(good)
+                raw[start + at] ^= 4
+                refused(tmp_path, bytes(raw), match)
+        for name in ("costs.0", "checks"):
+            raw = bytearray(good)
+            raw[start + header[name]["data_offsets"][0]] ^= 1
+            refused(tmp_path, bytes(raw), "damaged")
+
+    def test_what_is_not_read_is_not_checked(self, tmp_path: Path, good: bytes) -> None:
+        """Opening a large book must not read all of it."""
+        raw = bytearray(good)
+        header, data = parts(good)
+        at = len(good) - len(data) + header["importance"]["data_offsets"][1] - 1
+        raw[at] ^= 1
+        (tmp_path / "a").write_bytes(raw)
+        made = MaskBook.open(tmp_path / "a")
+        made.plan(0.5, 0, 0)
+        with pytest.raises(BookError, match="step 3, layer 1"):
+            made.verify()
+
+
+def mutate(raw: bytes, chance: random.Random) -> bytes:
+    """A few bytes changed, cut out, doubled or moved; often where it hurts most."""
+    out = bytearray(raw)
+    header = 8 + int.from_bytes(raw[:8], "little")
+    for _ in range(chance.choice((1, 1, 1, 2, 5))):
+        limit = chance.choice((8, 600, header, len(out)))
+        at = chance.randrange(min(limit, len(out)))
+        kind = chance.randrange(7)
+        if kind == 0:
+            out[at] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            out[at] = chance.randrange(256)
+        elif kind == 2:
+            del out[at : at + chance.choice((1, 4, 64, 4096))]
+        elif kind == 3:
+            out[at:at] = bytes(chance.randrange(256) for _ in range(chance.choice((1, 8))))
+        elif kind == 4:
+            out[at : at + 1] = chance.choice((b"9", b"-", b'"', b"{", b"]", b"e", b"\\", b"\0"))
+        elif kind == 5:
+            other = chance.randrange(len(out))
+            out[at : at + 16] = out[other : other + 16]
+        else:
+            del out[at:]
+        if not out:
+            out = bytearray(b"\0")
+    return bytes(out)
+
+
+def contents(book: MaskBook) -> list[Any]:
+    return [book.header, *(book.bits(b, s).tobytes() for b in book.budgets for s in range(4)),
+            *(book.importance(s, la).numpy().tobytes() for s in range(4) for la in range(2)),
+            *(book.costs(b).tobytes() for b in book.budgets)]  # fmt: skip
+
+
+def test_fuzz(tmp_path: Path, good: bytes, request: pytest.FixtureRequest) -> None:
+    """Whatever happens to a file, it is refused in words, or it is the same book still."""
+    full = request.config.getoption("--full")
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(good)
+    want = contents(MaskBook.open(path))
+    chance = random.Random(4)
+    refusals = 0
+    for number in range(10_000 if full else 1_200):
+        raw = mutate(good, chance)
+        path.write_bytes(raw)
+        try:
+            book = MaskBook.open(path)
+            book.verify()
+        except BookError:
+            refusals += 1
+            continue
+        assert contents(book) == want, f"mutation {number} was believed"
+    assert refusals > 1_000
