@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-for-jali
-EXTRAS := dev,report,triton,docs,diffusers
+EXTRAS := dev,report,triton,docs,diffusers,quality,slurm
 WORKERS ?= 2
 # One thread for each worker: two workers with two threads each fight over two cores.
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
@@ -12,7 +12,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist 
 # Every folder with tests is a suite of its own; files that lie directly in tests/ are another one.
 SUITES := $(sort $(patsubst %/,%,$(dir $(wildcard tests/test_*.py tests/*/test_*.py))))
 
-.PHONY: demo test test-full lint format docs tables clean install
+.PHONY: weights demo test test-full lint format docs tables clean install
 .DEFAULT_GOAL := help
 
 help:
@@ -22,7 +22,8 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff rewrite"
 	@echo "make docs       the pages, into site/"
-	@echo "make tables     README and docs tables from benchmarks/results"
+	@echo "make weights    the networks behind LPIPS, once (64 MB)"
+	@echo "make tables     README and docs tables from benchmarks/results, docs/cli.md"
 	@echo "make clean      remove what was built (the .venv too)"
 
 install: $(STAMP)
@@ -61,11 +62,17 @@ test test-full: $(STAMP)
 
 docs: $(STAMP)
 	@$(BIN)/python benchmarks/tables.py --check
+	@$(BIN)/python docs/generate_cli.py --check
 	@$(BIN)/mkdocs build --quiet --strict
 	@echo "site/index.html"
 
+# The tests fetch them too; where the network is slow, this does it beforehand.
+weights: $(STAMP)
+	@$(BIN)/python -m jali evaluate --fetch-weights
+
 tables: $(STAMP)
 	@$(BIN)/python benchmarks/tables.py
+	@$(BIN)/python docs/generate_cli.py
 
 clean:
 	rm -rf $(VENV) site outputs build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -175,8 +175,70 @@ def _gpu_caption(result: dict[str, Any]) -> str:
     )
 
 
+def book_table() -> str | None:
+    result = _newest("book-*.json")
+    if result is None:
+        return None
+    machine, shape = result["machine"], result["shape"]
+    replay, memory, recorded = result["replay"], result["memory"], result["calibration"]
+    lines = [
+        f"{machine['gpu']}, torch {machine['versions']['torch']}, {shape['dtype']}, "
+        f"{shape['tokens']:,} tokens, {shape['heads']} heads × {shape['head_dim']}, "
+        f"{shape['query_blocks']} × {shape['key_blocks']} blocks, budget {shape['budget']}; "
+        f"medians of {result['repeats']}, {machine['date']}.",
+        "",
+        "| what | measured |",
+        "|---|---:|",
+        f"| attention with ready lists (`{replay['backend']}`) | {replay['ready_ms']:.2f} ms |",
+        f"| the same, replayed from a book | {replay['replay_ms']:.2f} ms |",
+        f"| replay adds to a layer | **{replay['added_us_per_layer']:.0f} µs** "
+        f"(its kernel alone: {replay['kernel_us']:.0f} µs) |",
+        f"| error of the replayed call against fp32 | {replay['error_against_fp32']:.1e} |",
+        f"| GPU memory for masks, lists included | **{memory['peak_mb']:.0f} MB** |",
+        f"| change of step, next one ready | {result['step_change']['prefetched_ms']:.2f} ms |",
+    ]
+    if "slowdown_over_dense" in recorded:
+        lines.append(
+            f"| recording slows a dense transformer by | "
+            f"**{recorded['slowdown_over_dense']:.1%}** ({recorded['layers']} layers) |"
+        )
+    return "\n".join(lines)
+
+
+def book_quality_table() -> str | None:
+    result = _newest("nano-book.json")
+    if result is None:
+        return None
+    lines = [
+        f"{result['model']}, calibrated on {result['calibrated_on']} prompts; {result['prompts']} "
+        f"unseen prompts against their dense runs, budget {result['budget']}, blocks of "
+        f"{result['block']}, dense first steps "
+        f"and layer 0, {result['machine']['date']}. `random` draws its blocks by lot.",
+        "",
+        "| replayed at | grid, steps | method | cost of sparse calls | PSNR | SSIM |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        method = "cached, resampled" if row["method"] == "cached" and row["resampled"] else None
+        lines.append(
+            f"| {row['where']} | {row['grid']}, {row['steps']} | {method or row['method']} "
+            f"| {row['sparse_cost']:.3f} | {row['psnr']:.2f} | {row['ssim']:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def scale_table() -> str:
+    """Not measured here: the cost model, which was fitted to measured rows."""
+    from jali.experiments.scale import table
+
+    return table()
+
+
 TABLES: dict[str, Callable[[], str | None]] = {
+    "scale": scale_table,
     "kernel": kernel_table,
+    "book": book_table,
+    "book-quality": book_quality_table,
     "kernel-methods": kernel_methods_table,
     "kernel-rows": kernel_rows_table,
     "cpu": cpu_table,

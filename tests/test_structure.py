@@ -20,11 +20,12 @@ HEAVY = ("triton", "diffusers", "flash_attn", "transformers", "matplotlib")
 # library joins by one line.
 LAYERS = {
     "grid": 0, "order": 1, "layout": 2, "padding": 3, "plan": 4, "site": 0,
-    "budget": 5, "scoring": 5, "selection": 5, "maskbook": 5,
+    "budget": 5, "scoring": 5, "selection": 5, "maskbook": 5.5,
     "methods": 6, "backends": 6, "presets": 7, "border": 7, "attend": 8,
     "functional": 9, "integration": 9.5, "families": 9, "": 10,
-    "bench": 11, "quality": 11, "calibrate": 11, "nano": 11, "demo": 12,
-    "experiments": 12, "report": 12, "cli": 13, "__main__": 14, "kernels": -1,
+    "quality": 11, "calibrate": 9.7, "nano": 11, "demo": 12,
+    "prompts": 11.2, "gallery": 11.3, "bench": 11.5, "inspection": 11.5,
+    "report": 12, "experiments": 12.5, "cli": 13, "__main__": 14, "kernels": -1,
 }  # fmt: skip
 # Neither of these two may import the other: a plan is all they share.
 APART = {("methods", "backends"), ("backends", "methods")}

@@ -1,0 +1,11 @@
+"""Experiments: calibrate, benchmark, quality in one job; sweeps of them, here or on Slurm."""
+
+from __future__ import annotations
+
+from jali.experiments.experiment import Experiment
+from jali.experiments.job import run_experiment
+from jali.experiments.place import Place
+from jali.experiments.resources import Resources
+from jali.experiments.sweep import Sweep, read_sweep
+
+__all__ = ["Experiment", "Place", "Resources", "Sweep", "read_sweep", "run_experiment"]

@@ -1,0 +1,393 @@
+"""Hand experiments to this machine or to Slurm, through submitit; watch them, and try again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from jali.experiments import ledger
+from jali.experiments.experiment import Experiment
+from jali.experiments.job import OtherSettingsError, Task, read_config, write_config
+from jali.experiments.lock import HeldError, holder, locked, stale
+from jali.experiments.owner import me, process
+from jali.experiments.place import Place
+from jali.experiments.resources import Resources
+from jali.experiments.scheduler import job_ended, scancel, slurm_is_here
+from jali.experiments.stage import Stage
+from jali.experiments.status import AGAIN, Slurm, Standing, standings
+from jali.experiments.storage import write_json
+from jali.experiments.sweep import Sweep
+
+log = logging.getLogger("jali")
+MAX_ATTEMPTS = 3
+Watched = Callable[[Sequence[Standing]], None]
+
+
+class LaunchError(RuntimeError):
+    """Nothing was submitted, and why."""
+
+
+class Cluster(Protocol):
+    """Takes tasks, and starts them when there is room."""
+
+    where: str
+
+    def submit(self, tasks: Sequence[Task]) -> None: ...
+
+    def tick(self) -> None:
+        """Start what there is room for now."""
+        ...
+
+    def holds(self, tag: str) -> bool:
+        """Whether a tag waits here or runs, whatever its files say."""
+        ...
+
+    def stop(self) -> None:
+        """Start nothing more, and end what runs where leaving ends it."""
+        ...
+
+
+@dataclass
+class OnSlurm:
+    """One array for all tasks of a submission. What becomes of it is Slurm's to say."""
+
+    folder: Path
+    resources: Resources
+    name: str
+    max_parallel: int | None = None
+    where: str = "slurm"
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        if not tasks:
+            return
+        executor = self.executor()
+        try:
+            with executor.batch():
+                jobs = [executor.submit(task) for task in tasks]
+        except Exception as error:
+            raise LaunchError(f"sbatch refused the jobs: {_last_line(error)}") from error
+        for task, job in zip(tasks, jobs, strict=True):
+            ledger.enter(
+                task.place, task.experiment.tag, self.where, job.job_id, str(self.folder),
+                self.resources,
+            )  # fmt: skip
+
+    def executor(self) -> Any:
+        import submitit
+
+        if not slurm_is_here():
+            raise LaunchError(
+                "Slurm is not on this machine (no sbatch and squeue); launch from a login node, "
+                "or use --on local"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        executor = submitit.SlurmExecutor(folder=self.folder)
+        executor.update_parameters(**self.parameters())
+        return executor
+
+    def parameters(self) -> dict[str, Any]:
+        """As submitit names them. `--gres` is understood by every Slurm, `--gpus` is not."""
+        asked = self.resources
+        found: dict[str, Any] = {
+            "job_name": f"jali-{self.name}",
+            "time": asked.minutes,
+            "mem": f"{asked.megabytes}MB",
+            "cpus_per_task": asked.cpus_per_task,
+            "stderr_to_stdout": True,
+            # The warning before the time limit: enough to leave a step and be queued again.
+            "signal_delay_s": min(120, asked.minutes * 30),
+            "gres": f"gpu:{asked.gpus}" if asked.gpus else None,
+            "array_parallelism": self.max_parallel,
+            "additional_parameters": {"requeue": True},
+            **{n: getattr(asked, n) for n in ("partition", "account", "qos", "constraint")},
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def script(self, count: int) -> str:
+        """What sbatch would read, to show before anything is submitted."""
+        from submitit.slurm.slurm import _make_sbatch_string
+
+        asked = self.parameters() | ({"map_count": count} if count > 1 else {})
+        return _make_sbatch_string("python -m submitit.core._submit JOBS", self.folder, **asked)
+
+    def tick(self) -> None:
+        pass
+
+    def holds(self, tag: str) -> bool:  # noqa: ARG002
+        return False
+
+    def stop(self) -> None:
+        """Jobs of a cluster outlive the one who watches them."""
+
+
+@dataclass
+class OnThisMachine:
+    """submitit's local jobs, `max_parallel` at a time, each with GPUs of its own."""
+
+    folder: Path
+    resources: Resources
+    max_parallel: int = 1
+    gpus: Sequence[int] = ()
+    where: str = "local"
+    _queue: list[Task] = field(default_factory=list)
+    _running: dict[int, tuple[Task, Any]] = field(default_factory=dict)  # by slot
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        self._queue += tasks
+        self.tick()
+
+    def tick(self) -> None:
+        for slot, (_, job) in list(self._running.items()):
+            if job.done():
+                del self._running[slot]
+        for slot in range(self.max_parallel):
+            while slot not in self._running and self._queue:
+                task = self._queue.pop(0)
+                if task.place.cancelled(task.experiment.tag).exists():
+                    continue
+                self._running[slot] = (task, self._start(task, slot))
+
+    def _start(self, task: Task, slot: int) -> Any:
+        import submitit
+
+        each = self.resources.gpus if self.gpus else 0
+        executor = submitit.LocalExecutor(folder=self.folder)
+        executor.update_parameters(
+            timeout_min=self.resources.minutes, gpus_per_node=each, stderr_to_stdout=True,
+            visible_gpus=tuple(self.gpus[slot * each : (slot + 1) * each]),
+        )  # fmt: skip
+        job: Any = executor.submit(task)
+        tag, number = task.experiment.tag, str(job.job_id)
+        ledger.enter(
+            task.place, tag, self.where, number, str(self.folder), self.resources,
+            owner=process(int(number)),
+        )  # fmt: skip
+        return job
+
+    def holds(self, tag: str) -> bool:
+        waiting = [task for task in self._queue if task.experiment.tag == tag]
+        return bool(waiting) or any(t.experiment.tag == tag for t, _ in self._running.values())
+
+    def stop(self) -> None:
+        self._queue.clear()
+        for _, job in self._running.values():
+            job.cancel()
+        end = time.monotonic() + 30
+        while any(not job.done() for _, job in self._running.values()):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)
+
+
+def launch(
+    sweep: Sweep,
+    place: Place,
+    cluster: Cluster,
+    stages: Callable[[], Sequence[Stage]],
+    *,
+    wait: bool = True,
+    overwrite: bool = False,
+    track: str | None = None,
+    max_attempts: int = MAX_ATTEMPTS,
+    watched: Watched | None = None,
+    every: float = 2.0,
+) -> list[Standing]:
+    """Submit what is not done, and with `wait` stay until nothing is left to wait for.
+
+    Failed and lost jobs are submitted again, up to `max_attempts` times in all; cancelled ones
+    are not. A sweep that is being launched, or has jobs that wait or run, is refused.
+    """
+    folder = place.sweep(sweep.name)
+    with locked(folder / "lock.json", f"the sweep {sweep.name}"):
+        _check_ranks(sweep.experiments, sweep.resources)
+        before = prepare(sweep, place, overwrite=overwrite)
+        todo = [e for e in sweep.experiments if before[e.tag].state != "done" or overwrite]
+        for tag in (e.tag for e in todo):
+            place.cancelled(tag).unlink(missing_ok=True)
+        tasks = [Task(e, place, stages, overwrite, track) for e in todo]
+        with _stopping(cluster):
+            if not wait:
+                cluster.submit(tasks)
+            else:
+                watch(place, sweep.tags, cluster, tasks, max_attempts, watched, every)
+    return standings(place, sweep.tags)
+
+
+def prepare(sweep: Sweep, place: Place, *, overwrite: bool = False) -> dict[str, Standing]:
+    """Refuse what cannot be launched, before anything is; then write down the sweep."""
+    slurm = Slurm.asked() if slurm_is_here() else Slurm({})
+    known = [tag for tag in sweep.tags if place.config(tag).exists()]
+    before = {row.tag: row for row in standings(place, known, slurm)}
+    busy = [row for row in before.values() if row.alive]
+    if busy:
+        raise LaunchError(
+            f"{len(busy)} of the {len(sweep.tags)} experiments of {sweep.name} are still "
+            f"{busy[0].state}, first {busy[0].tag}{_by(place, busy[0])}; see jali experiment "
+            f"status {sweep.name}, or cancel them"
+        )
+    for experiment in sweep.experiments:
+        held = place.lock(experiment.tag)
+        if held.exists() and not stale(held, job_ended):
+            raise HeldError(f"the experiment {experiment.tag}", holder(held), "it began", held)
+        if experiment.tag in before and not overwrite:
+            differ = experiment.differences(read_config(place, experiment.tag))
+            if differ:
+                raise OtherSettingsError(
+                    f"{place.folder(experiment.tag)} holds an experiment with other settings "
+                    f"({'; '.join(differ)}); rename the sweep, or give --overwrite"
+                )
+    for experiment in sweep.experiments:
+        write_config(experiment, place, overwrite=overwrite)
+        before.setdefault(experiment.tag, Standing(experiment.tag, "waiting"))
+    facts = {"kind": "jali-sweep", "version": 1, "name": sweep.name, "tags": list(sweep.tags)}
+    write_json(place.sweep_file(sweep.name), facts | {"resources": sweep.resources.to_dict()})
+    return before
+
+
+def watch(
+    place: Place,
+    tags: Sequence[str],
+    cluster: Cluster,
+    tasks: Sequence[Task],
+    max_attempts: int,
+    watched: Watched | None,
+    every: float,
+) -> None:
+    """Submit, and stay until every tag is done, cancelled, or has failed too often."""
+    by_tag = {task.experiment.tag: task for task in tasks}
+    before = {tag: len(ledger.submissions(place, tag)) for tag in by_tag}
+    cluster.submit(tasks)
+    while True:
+        cluster.tick()
+        slurm = Slurm.asked() if cluster.where == "slurm" else Slurm({})
+        rows = standings(place, tags, slurm)
+        if watched is not None:
+            watched(rows)
+        ours = [row for row in rows if row.tag in by_tag]
+        again = []
+        if not slurm.silent:  # else nobody knows, and nothing is done twice
+            for row in ours:
+                tries = row.submitted - before[row.tag]
+                if row.state in AGAIN and not cluster.holds(row.tag) and tries < max_attempts:
+                    log.warning("%s: %s (%s); trying again", row.tag, row.state, row.why)
+                    again.append(by_tag[row.tag])
+        cluster.submit(again)
+        busy = [r for r in ours if r.alive or cluster.holds(r.tag)]
+        if not busy and not again and not slurm.silent:
+            return
+        time.sleep(every)
+
+
+def retry(
+    place: Place,
+    tags: Sequence[str],
+    make_cluster: Callable[[str, Resources], Cluster],
+    stages: Callable[[], Sequence[Stage]],
+    *,
+    on: str | None = None,
+    max_attempts: int = MAX_ATTEMPTS,
+    wait: bool = False,
+    track: str | None = None,
+    watched: Watched | None = None,
+    every: float = 2.0,
+) -> tuple[list[str], list[str]]:
+    """Submit again what failed, was lost, damaged, cancelled or never begun.
+
+    Returns (tags submitted, tags that have been tried `max_attempts` times already). Each goes
+    where it was before, with the same resources, unless `on` says otherwise.
+    """
+    groups: dict[tuple[str, Resources], list[Task]] = {}
+    spent = []
+    for row in standings(place, tags):
+        if row.alive or row.state == "done":
+            continue
+        sent = ledger.submissions(place, row.tag)
+        if len(sent) >= max_attempts:
+            spent.append(row.tag)
+            continue
+        where = on or (sent[-1].on if sent else "local")
+        resources = sent[-1].resources if sent else Resources()
+        task = Task(read_config(place, row.tag), place, stages, track=track)
+        groups.setdefault((where, resources), []).append(task)
+    submitted = [task.experiment.tag for tasks in groups.values() for task in tasks]
+    with locked(place.results / "_sweeps" / "retry.lock.json", "a retry"):
+        for (where, resources), tasks in groups.items():
+            cluster = make_cluster(where, resources)
+            for task in tasks:
+                place.cancelled(task.experiment.tag).unlink(missing_ok=True)
+            with _stopping(cluster):
+                if not wait and where == "slurm":
+                    cluster.submit(tasks)
+                else:
+                    own = [task.experiment.tag for task in tasks]
+                    watch(place, own, cluster, tasks, 1, watched, every)
+    return submitted, spent
+
+
+def cancel(place: Place, tags: Sequence[str]) -> list[str]:
+    """Stop what waits or runs; returns those tags. What they have done so far is kept."""
+    stopped, numbers = [], []
+    for row in standings(place, tags):
+        if row.state not in ("queued", "running", "waiting"):
+            continue
+        write_json(
+            place.cancelled(row.tag),
+            {"kind": "jali-cancelled", "version": 1, "owner": me().to_dict()},
+        )
+        stopped.append(row.tag)
+        sent = ledger.submissions(place, row.tag)
+        if sent and sent[-1].on == "slurm" and row.alive:
+            numbers.append(sent[-1].job)
+        elif (owner := holder(place.lock(row.tag))) is not None and owner.alive():
+            if owner.job is not None:
+                numbers.append(owner.job)
+            else:
+                os.kill(owner.pid, signal.SIGTERM)
+        elif sent and sent[-1].on == "local" and sent[-1].owner.alive():
+            os.kill(sent[-1].owner.pid, signal.SIGTERM)  # it has not begun yet
+    scancel(numbers)
+    return stopped
+
+
+@contextlib.contextmanager
+def _stopping(cluster: Cluster) -> Iterator[None]:
+    """Ctrl-C, or any other way out, ends what runs only here."""
+    try:
+        yield
+    except BaseException:
+        cluster.stop()
+        raise
+
+
+def _check_ranks(experiments: Sequence[Experiment], resources: Resources) -> None:
+    for experiment in experiments:
+        if experiment.ranks > max(1, resources.gpus):
+            raise ValueError(
+                f"{experiment.tag} runs on {experiment.ranks} ranks, but a job gets "
+                f"{resources.gpus} GPUs; give --gpus {experiment.ranks}"
+            )
+
+
+def _by(place: Place, row: Standing) -> str:
+    try:
+        owner = holder(place.lock(row.tag))
+    except ValueError:
+        owner = None
+    if owner is not None:
+        return f" by {owner}"
+    sent = ledger.submissions(place, row.tag)
+    return f" as job {row.job}, submitted by {sent[-1].owner.user}" if sent else ""
+
+
+def _last_line(error: BaseException) -> str:
+    """submitit repeats the whole script; what sbatch said is at the end."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if "error:" in line]
+    return (said or lines or [type(error).__name__])[-1]

@@ -1,0 +1,70 @@
+"""calibrate: a book of what attention looks at, from a few dense runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jali.experiments.experiment import Experiment
+from jali.experiments.stage import Context
+from jali.experiments.stages.variant import (
+    BOOK,
+    calibration_prompts,
+    decides,
+    pinned,
+    pipeline,
+)
+
+if TYPE_CHECKING:
+    from jali.calibrate import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Writes `masks.safetensors`. Killed at any moment it loses the prompt in progress."""
+
+    name: str = "calibrate"
+
+    def needed(self, experiment: Experiment) -> str:
+        if experiment.masks is not None:
+            return f"the book {experiment.masks} is given"
+        if not experiment.calibrate:
+            return "calibration is left out"
+        if not experiment.wants_book:
+            return f"{experiment.variant} plans as it goes, there is nothing to calibrate"
+        return ""
+
+    def weight(self, experiment: Experiment) -> float:
+        return experiment.calibration_prompts * (experiment.steps or 1)
+
+    def inputs(self, experiment: Experiment, folder: Path) -> Mapping[str, Any]:  # noqa: ARG002
+        return decides(experiment) | {
+            "prompts": list(calibration_prompts(experiment)),
+            "budget": experiment.budget,
+        }
+
+    def run(self, context: Context) -> Sequence[Path]:
+        from jali.calibrate import calibrate
+
+        e, book = context.experiment, context.folder / BOOK
+        if not context.resuming:
+            book.unlink(missing_ok=True)
+            shutil.rmtree(book.with_name(f"{BOOK}.partial"), ignore_errors=True)
+
+        def progress(at: Progress) -> None:
+            what = "writing the book" if at.writing else f"prompt {at.prompt + 1} of {at.prompts}"
+            done = at.prompts * at.steps if at.writing else at.prompt * at.steps + at.step
+            context.progress(done, at.prompts * at.steps, what)
+
+        with pinned(e):
+            made = calibrate(
+                pipeline(context), calibration_prompts(e), book, model=e.model, steps=e.steps,
+                seed=e.seed, budgets=(0.5 if e.budget is None else e.budget,), resume=True,
+                progress=progress, height=e.height, width=e.width, num_frames=e.num_frames,
+                guidance=e.guidance,
+            )  # fmt: skip
+            made.close()
+        return [book]

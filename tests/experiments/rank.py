@@ -1,0 +1,44 @@
+"""One process of an experiment: `rank.py CHECKPOINT RESULTS LOGS RANKS KILL`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+
+from jali.experiments import Experiment, Place, run_experiment
+from jali.experiments.stages import all_stages
+
+SMALL = {
+    "model": "wan-t2v-1.3b", "height": 160, "width": 160, "num_frames": 9, "steps": 3,
+    "bench_steps": 2, "bench_repeats": 1, "calibration_prompts": 1, "num_prompts": 2,
+    "metrics": ("psnr", "ssim"), "device": "cpu", "threads": 1, "budget": 0.4,
+}  # fmt: skip
+
+
+def experiment(checkpoint: str, **changes: object) -> Experiment:
+    return Experiment(**{"tag": "a", "path": checkpoint, **SMALL, **changes}).completed()  # type: ignore[arg-type]
+
+
+def main(checkpoint: str, results: str, logs: str, ranks: int, kill: str) -> None:
+    changes: dict[str, object] = {}
+    if ranks > 1:
+        # diffusers asks for an accelerator; on a CPU it gets the CPU.
+        torch._C._get_accelerator = lambda *_: torch.device("cpu")  # type: ignore[assignment]
+        torch.accelerator.device_count = lambda: ranks  # type: ignore[assignment]
+        changes = {"context_parallel": ranks, "calibrate": False}
+
+    def told(stage: str, done: int, total: int, what: str) -> None:  # noqa: ARG001
+        if f"{stage} {done}" == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    place = Place(results, logs)
+    run_experiment(experiment(checkpoint, **changes), place, all_stages(), told=told)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], int(sys.argv[4]), sys.argv[5])

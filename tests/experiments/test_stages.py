@@ -1,0 +1,219 @@
+"""The real stages on a small real pipeline: complete, resumed within a stage, on several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers")
+pytest.importorskip("av")
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from rank import experiment
+
+from jali.cli.experiment import _with_own_book
+from jali.experiments.job import run_experiment
+from jali.experiments.journal import Entry
+from jali.experiments.place import Place
+from jali.experiments.stages import all_stages
+from jali.experiments.stages.variant import calibration_prompts, prompts_of
+from jali.experiments.status import standings
+from jali.gallery import read_gallery
+from jali.maskbook import MaskBook
+from jali.quality.clip import read_clip
+
+FILES = ("masks.safetensors", "quality.json")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    import checkpoints
+
+    return str(checkpoints.save("wan-t2v-1.3b", tmp_path_factory.mktemp("wan")))
+
+
+@pytest.fixture(scope="module")
+def done(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """An experiment that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("done")
+    place = Place(folder / "results", folder / "logs")
+    run_experiment(experiment(checkpoint), place, all_stages())
+    return place
+
+
+def process(
+    checkpoint: str, place: Place, kill: str = "", ranks: int = 1, env: Mapping[str, str] = {}
+) -> subprocess.Popen[str]:
+    script = Path(__file__).with_name("rank.py")
+    words = [checkpoint, str(place.results), str(place.logs), str(ranks), kill]
+    return subprocess.Popen(
+        [sys.executable, str(script), *words], stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+    )  # fmt: skip
+
+
+def stages_of(place: Place) -> dict[str, str]:
+    entry = Entry.read(place.state("a"))
+    assert entry is not None
+    return entry.stages
+
+
+def test_every_stage_leaves_its_files(done: Place, checkpoint: str) -> None:
+    folder = done.folder("a")
+    assert [row.state for row in standings(done, ["a"])] == ["done"]
+    book = MaskBook.open(folder / "masks.safetensors")
+    assert (book.steps, book.budgets) == (3, (0.4,))
+    book.close()
+    speed = json.loads(done.speed("a").read_text())
+    assert [row["variant"] for row in speed["rows"]] == ["dense", "entropy", "cached"]
+    assert speed["rows"][0]["speedup"] == 1.0
+    assert speed["machine"]["threads"] == 1
+    quality = json.loads(done.quality("a").read_text())
+    assert [row["variant"] for row in quality["rows"]] == ["entropy", "cached"]
+    assert all(row["psnr"]["n"] == 2 for row in quality["rows"])
+    for variant in ("dense", "entropy", "cached"):
+        assert read_gallery(folder / "clips" / variant).complete
+    assert "<html" in (folder / "report.html").read_text()
+    e = experiment(checkpoint)
+    assert not set(prompts_of(e)) & set(calibration_prompts(e))
+
+
+def test_again_nothing_is_loaded(done: Place, checkpoint: str) -> None:
+    run_experiment(replace(experiment(checkpoint)), done, all_stages())
+    assert set(stages_of(done).values()) == {"kept"}
+
+
+@pytest.mark.parametrize(
+    ("kill", "kept"),
+    [
+        pytest.param("calibrate 2", [], marks=pytest.mark.slow),
+        ("benchmark 3", ["calibrate"]),
+        ("quality 10", ["calibrate", "benchmark"]),  # in the second sparse clip
+        pytest.param("report 0", ["calibrate", "benchmark", "quality"], marks=pytest.mark.slow),
+    ],
+)
+def test_killed_it_resumes_to_the_same_numbers(
+    done: Place, checkpoint: str, place: Place, kill: str, kept: list[str]
+) -> None:
+    died = process(checkpoint, place, kill)
+    assert died.wait(120) == -signal.SIGKILL, died.stderr and died.stderr.read()
+    assert [row.state for row in standings(place, ["a"])] == ["lost"]
+    clips = {p: p.stat().st_mtime_ns for p in place.folder("a").glob("clips/*/*.mkv")}
+    run_experiment(experiment(checkpoint), place, all_stages())
+    assert {s for s, how in stages_of(place).items() if how == "kept"} == set(kept)
+    for name in FILES:
+        assert (place.folder("a") / name).read_bytes() == (done.folder("a") / name).read_bytes()
+    if kill.startswith("quality"):  # the clips that were complete are those of before
+        assert len(clips) == 3
+        assert all(path.stat().st_mtime_ns == when for path, when in clips.items())
+
+
+def test_a_damaged_clip_is_made_again(done: Place, checkpoint: str, place: Place) -> None:
+    shutil.copytree(done.results, place.results)
+    (clip,) = place.folder("a").glob("clips/entropy/0001*.mkv")
+    good = read_clip(clip).frames
+    clip.write_bytes(clip.read_bytes()[:1000])
+    run_experiment(experiment(checkpoint), place, all_stages())
+    assert torch.equal(read_clip(clip).frames, good)
+    assert place.quality("a").read_bytes() == done.quality("a").read_bytes()
+
+
+def test_other_settings_redo_only_what_they_change(
+    done: Place, checkpoint: str, place: Place
+) -> None:
+    shutil.copytree(done.results, place.results)
+    dense = place.folder("a") / "clips" / "dense" / "manifest.json"
+    before = dense.stat().st_mtime_ns
+    other = experiment(checkpoint, method="psa", budget=0.6)
+    run_experiment(other, place, all_stages(), overwrite=True)
+    assert stages_of(place)["calibrate"] == "none"
+    assert dense.stat().st_mtime_ns == before
+    rows = json.loads(place.quality("a").read_text())["rows"]
+    assert [row["variant"] for row in rows] == ["psa"]
+
+
+def test_dense_clips_are_borrowed_from_a_finished_experiment(
+    done: Place, checkpoint: str, place: Place
+) -> None:
+    shutil.copytree(done.results, place.results)
+    other = experiment(checkpoint, tag="b", method="psa")
+    run_experiment(other, place, all_stages())
+    assert "the dense clips are those of a" in place.log("b").read_text()
+    name = "clips/dense/manifest.json"
+    assert (place.folder("b") / name).read_bytes() == (place.folder("a") / name).read_bytes()
+    # One that was tampered with lends nothing, and another seed is another run.
+    (clip,) = place.folder("a").glob("clips/dense/0001*.mkv")
+    clip.write_bytes(b"")
+    (clip,) = place.folder("b").glob("clips/dense/0001*.mkv")
+    clip.write_bytes(b"")
+    run_experiment(replace(other, tag="c"), place, all_stages())
+    assert "are those of" not in place.log("c").read_text()
+    rows = [json.loads(place.quality(tag).read_text())["rows"] for tag in ("b", "c")]
+    assert rows[0] == rows[1]
+
+
+def test_skip_calibrate_takes_the_book_that_is_there(done: Place, checkpoint: str) -> None:
+    same = _with_own_book(experiment(checkpoint, calibrate=False), done)
+    assert same == experiment(checkpoint)
+    other = _with_own_book(experiment(checkpoint, calibrate=False, budget=0.7), done)
+    assert other.masks == str(done.folder("a") / "masks.safetensors")
+    none = _with_own_book(experiment(checkpoint, calibrate=False, tag="b"), done)
+    assert none.masks is None
+
+
+def test_two_ranks_and_one_writes(checkpoint: str, place: Place) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    running = [
+        process(checkpoint, place, "", 2, shared | {"RANK": str(r), "LOCAL_RANK": str(r)})
+        for r in range(2)
+    ]
+    for one in running:
+        _, err = one.communicate(timeout=240)
+        assert one.returncode == 0, err
+    assert stages_of(place)["calibrate"] == "none"
+    assert [row.state for row in standings(place, ["a"])] == ["done"]
+    settings = read_gallery(place.folder("a") / "clips" / "entropy").settings
+    assert settings.context_parallel == 2
+
+
+def test_ranks_are_counted(checkpoint: str, place: Place) -> None:
+    e = experiment(checkpoint, context_parallel=2, calibrate=False)
+    with pytest.raises(ValueError, match=r"for 2 processes, and 1 run; start it with torchrun"):
+        run_experiment(e, place, all_stages())
+
+
+def test_a_book_for_something_else_is_refused(done: Place, checkpoint: str, place: Place) -> None:
+    book = str(done.folder("a") / "masks.safetensors")
+    e = experiment(checkpoint, masks=book, calibrate=False, steps=4)
+    with pytest.raises(ValueError, match=r"steps"):
+        run_experiment(e, place, all_stages())
+    assert [row.state for row in standings(place, ["a"])] == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_prompts": 1000}, "are shipped for wan-t2v-1.3b"),
+        ({"calibration_prompts": 1000}, "are needed to calibrate"),
+    ],
+)
+def test_too_few_prompts_are_said(
+    checkpoint: str, place: Place, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        run_experiment(experiment(checkpoint, **changes), place, all_stages())

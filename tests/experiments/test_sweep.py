@@ -1,0 +1,167 @@
+"""The sweep file: a strict grid, refused in words before anything is submitted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jali.experiments.experiment import Experiment
+from jali.experiments.resources import Resources
+from jali.experiments.sweep import parse_sweep, read_sweep
+
+SWEEPS = Path(__file__).parents[2] / "experiments" / "sweeps"
+GOOD = """
+name: mine
+models: [nano]
+sizes: [128x128x33]
+methods: [entropy, psa]
+budgets: [0.5, 0.3]
+steps: 4
+"""
+
+
+def test_a_grid_is_every_combination_in_order() -> None:
+    sweep = parse_sweep(GOOD)
+    assert sweep.tags == (
+        "mine-nano-128x128x33-entropy-0.5",
+        "mine-nano-128x128x33-entropy-0.3",
+        "mine-nano-128x128x33-psa-0.5",
+        "mine-nano-128x128x33-psa-0.3",
+    )
+    assert {e.steps for e in sweep.experiments} == {4}
+    assert sweep.resources == Resources(1, 8, "64GB", "6:00:00")
+
+
+def test_defaults_come_from_the_model_and_the_method() -> None:
+    (found,) = parse_sweep("{name: a, models: [wan-t2v-1.3b], methods: [psa]}").experiments
+    assert (found.height, found.width, found.num_frames, found.steps) == (480, 832, 81, 50)
+    assert (found.guidance, found.budget, found.warmup_frac) == (5.0, 0.5, 0.2)
+    assert found.dense_first_layer is True
+
+
+def test_schedules_presets_and_several_grids() -> None:
+    sweep = parse_sweep("""
+name: mine
+num_prompts: 3
+grids:
+  - models: [wan-t2v-1.3b]
+    methods: ["preset:psa_balanced"]
+    schedules: [{warmup_frac: 0.1}, {warmup_frac: 2, dense_first_layer: false}]
+  - models: [cogvideox-5b]
+    methods: [entropy]
+    num_prompts: 5
+""")
+    assert sweep.tags == (
+        "mine-wan-t2v-1.3b-480x832x81-psa_balanced-s0",
+        "mine-wan-t2v-1.3b-480x832x81-psa_balanced-s1",
+        "mine-cogvideox-5b-480x720x49-entropy-0.5",
+    )
+    first, second, third = sweep.experiments
+    assert (first.preset, first.budget, first.warmup_frac) == ("psa_balanced", None, 0.1)
+    assert (second.warmup_frac, second.dense_first_layer) == (2, False)
+    assert (first.num_prompts, third.num_prompts) == (3, 5)
+
+
+@pytest.mark.parametrize("name", ["quick", "paper"])
+def test_the_shipped_sweeps_are_valid(name: str) -> None:
+    sweep = read_sweep(SWEEPS / f"{name}.yaml")
+    assert sweep.name == name
+    assert len(set(sweep.tags)) == len(sweep.tags) >= 4
+
+
+def test_the_quick_sweep_is_what_ci_can_afford() -> None:
+    sweep = read_sweep(SWEEPS / "quick.yaml")
+    methods = {e.method for e in sweep.experiments}
+    assert len(sweep.tags) == 4
+    assert len(methods) == 2
+    assert {e.budget for e in sweep.experiments} == {0.5, 0.3}
+    for e in sweep.experiments:
+        assert (e.model, e.height, e.width, e.num_frames) == ("nano", 128, 128, 33)
+        assert e.steps is not None
+        assert e.steps <= 4
+        assert e.num_prompts <= 2
+        assert e.threads is not None
+
+
+BAD = {
+    "an unknown key": (GOOD + "budget: [0.5]", "has no key 'budget'; did you mean 'budgets'?"),
+    "a key twice": (GOOD + "steps: 5", "line 8: 'steps' is given twice"),
+    "an unknown model": (GOOD.replace("nano", "nono"), "unknown model 'nono'"),
+    "an unknown method": (GOOD.replace("psa", "psaa"), "unknown method 'psaa'; did you mean 'psa'"),
+    "dense as a method": (GOOD.replace("psa", "dense"), "dense is measured in every experiment"),
+    "an unknown preset": (GOOD.replace("psa", "preset:nope"), "nope"),
+    "a budget above one": (GOOD.replace("0.3", "1.3"), "budget must be a number above 0"),
+    "a budget of zero": (GOOD.replace("0.3", "0"), "budget must be a number above 0"),
+    "a budget in words": (GOOD.replace("0.3", "little"), "budget must be a number"),
+    "a budget twice": (GOOD.replace("0.3", "0.5"), "budgets lists 0.5 twice"),
+    "a size it cannot make": (GOOD.replace("128x128x33", "100x128x33"), "multiple of"),
+    "frames it cannot make": (GOOD.replace("x33", "x34"), "frames, got 34"),
+    "a size in words": (GOOD.replace("128x128x33", "small"), "a size is height x width x frames"),
+    "steps in words": (GOOD.replace("steps: 4", "steps: four"), "steps must be an int"),
+    "no steps": (GOOD.replace("steps: 4", "steps: 0"), "steps must be an int >= 1"),
+    "an empty axis": (GOOD.replace("[entropy, psa]", "[]"), "methods must be a list"),
+    "no list": (GOOD.replace("[entropy, psa]", "entropy"), "methods must be a list"),
+    "no models": (GOOD.replace("models: [nano]", ""), "models is missing"),
+    "no name": (GOOD.replace("name: mine", ""), "name is missing"),
+    "a name with a slash": (GOOD.replace("name: mine", "name: a/b"), "letters, digits"),
+    "a name that hides": (GOOD.replace("name: mine", "name: .."), "letters, digits"),
+    "an unknown resource": (GOOD + "resources: {gpu: 1}", "unknown resource 'gpu'"),
+    "memory in words": (GOOD + "resources: {mem: much}", "mem is a size such as 64GB"),
+    "a time in words": (GOOD + "resources: {time: long}", "time is minutes"),
+    "an unknown schedule": (GOOD + "schedules: [{warmup: 1}]", "has no key 'warmup'"),
+    "a wrong schedule": (GOOD + "schedules: [{warmup_frac: 2.5}]", "warmup_frac must be"),
+    "an unknown metric": (GOOD + "metrics: [psnrr]", "unknown metric 'psnrr'"),
+    "an unknown backend": (GOOD + "backend: fast", "fast"),
+    "a wrong type": (GOOD + "cpu_offload: please", "cpu_offload must be true or false"),
+    "both parallel": (GOOD + "context_parallel: 2\ntensor_parallel: 2", "not both"),
+    "ranks and a book": (GOOD + "context_parallel: 2", "every head in one process"),
+    "grids that overlap": (
+        "{name: a, grids: [{models: [nano], methods: [psa]}, "
+        "{models: [nano], methods: [psa], seed: 1}]}",
+        "is in the sweep twice",
+    ),
+    "not YAML": ("name: [", "is not a sweep"),
+    "a list": ("[1, 2]", "is not a sweep"),
+    "nothing": ("", "is not a sweep"),
+    "too many": (
+        GOOD.replace("[0.5, 0.3]", str([i / 20000 for i in range(1, 10001)])), "at most 10,000"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_wrong_is_named(what: str) -> None:
+    text, words = BAD[what]
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        parse_sweep(text, "mine.yaml")
+    assert str(error.value).startswith("mine.yaml")
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no sweep file"):
+        read_sweep(tmp_path / "none.yaml")
+
+
+def test_an_experiment_survives_json() -> None:
+    found = Experiment(tag="a", model="nano", prompts=("x", "y"), metrics=("psnr",)).completed()
+    assert Experiment.from_dict(found.to_dict()) == found
+    with pytest.raises(ValueError, match="has no nonsense"):
+        Experiment.from_dict({**found.to_dict(), "nonsense": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("6:00:00", 360), ("1-12:00:00", 2160), ("2:30", 3), ("1-0", 1440)],
+)
+def test_times_are_read_as_slurm_does(text: str, minutes: int) -> None:
+    assert Resources(time=text).minutes == minutes
+
+
+@pytest.mark.parametrize(
+    ("text", "megabytes"), [("64GB", 65536), ("64G", 65536), ("800", 800), ("1.5gb", 1536)]
+)
+def test_sizes_are_read_as_slurm_does(text: str, megabytes: int) -> None:
+    assert Resources(mem=text).megabytes == megabytes
