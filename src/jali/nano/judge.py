@@ -1,0 +1,146 @@
+"""Reading a clip back: which colour, shape and motion does it show?
+
+No network judges here. Colours are told by hue, motion by where the coloured pixels go, shapes by
+laying known outlines over them. How often it is right about true clips is measured beside every
+result (`evidence.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from jali.nano.film import distance
+from jali.nano.grammar import COLOURS, SHAPES
+
+MOVED = 0.15  # heights
+GROWN = 0.65  # of the logarithm of the area
+TURNED = 0.05  # mean change of an object's surface in an eighth of a second
+OUTLINE = 40  # pixels of a normalised outline
+ANGLES = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a clip shows; None where nothing coloured is seen."""
+
+    colour: str | None
+    shape: str | None
+    motion: str | None
+
+
+def judge(frames: Tensor) -> Verdict:
+    """`frames`: [F, H, W, 3], uint8 or 0…1."""
+    rgb = frames.float() / (255 if frames.dtype == torch.uint8 else 1)
+    labels = _labels(rgb)
+    counts = torch.stack([(labels == i).sum() for i in range(len(COLOURS))])
+    best = int(counts.argmax())
+    mask = _despeckled(labels == best)
+    area = mask.sum((1, 2))
+    seen = area > 0.002 * mask[0].numel()
+    if int(seen.sum()) < 2:
+        return Verdict(None, None, None)
+    return Verdict(list(COLOURS)[best], _shape(mask[seen]), _motion(rgb, mask, seen))
+
+
+def _labels(rgb: Tensor) -> Tensor:
+    """The nearest colour's index of every vivid pixel; -1 for the others."""
+    high, low = rgb.amax(-1), rgb.amin(-1)
+    vivid = ((high - low) > 0.5 * high) & ((high - low) > 0.1)
+    distance = (_hue(rgb)[..., None] - _hue(_palette(rgb.device))).abs()
+    nearest = torch.minimum(distance, 1 - distance).argmin(-1)
+    return torch.where(vivid, nearest, -1)
+
+
+def _palette(device: torch.device) -> Tensor:
+    return torch.tensor(list(COLOURS.values()), device=device)
+
+
+def _hue(rgb: Tensor) -> Tensor:
+    """In 0…1 around the circle."""
+    r, g, b = rgb.unbind(-1)
+    around = torch.atan2(math.sqrt(3) * (g - b), 2 * r - g - b)
+    return (around / (2 * math.pi)) % 1.0
+
+
+def _despeckled(mask: Tensor) -> Tensor:
+    return F.avg_pool2d(mask.float()[:, None], 3, 1, 1)[:, 0] > 0.5
+
+
+def _centres(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre [F, 2] (x, y) in pixels and area [F] of a mask per frame."""
+    y = torch.arange(mask.shape[1], device=mask.device).float()
+    x = torch.arange(mask.shape[2], device=mask.device).float()
+    weight = mask.float()
+    area = weight.sum((1, 2)).clamp(min=1e-6)
+    centre = torch.stack(((weight.sum(1) @ x) / area, (weight.sum(2) @ y) / area), 1)
+    return centre, area
+
+
+def _motion(rgb: Tensor, mask: Tensor, seen: Tensor) -> str:
+    where = seen.nonzero()[:, 0]
+    centre, area = _centres(mask[where])
+    n = max(1, len(where) // 10)
+    growth = float((area[-n:].mean() / area[:n].mean()).log())
+    if abs(growth) > GROWN:
+        return "grows" if growth > 0 else "shrinks"
+    dx, dy = ((centre[-n:].mean(0) - centre[:n].mean(0)) / mask.shape[1]).tolist()
+    if max(abs(dx), abs(dy)) > MOVED:
+        if abs(dx) > abs(dy):
+            return "right" if dx > 0 else "left"
+        return "down" if dy > 0 else "up"
+    return "spins" if _turning(rgb, mask) > TURNED else "stays"
+
+
+def _turning(rgb: Tensor, mask: Tensor, apart: int = 4) -> float:
+    """How much the object's own picture changes, apart from the light on all of it."""
+    grey = rgb.mean(-1) * mask
+    grey = grey / (grey.sum((1, 2), keepdim=True) / mask.sum((1, 2), keepdim=True).clamp(min=1))
+    union = (mask[apart:] | mask[:-apart]).sum((1, 2)).clamp(min=1)
+    change = (grey[apart:] - grey[:-apart]).abs().sum((1, 2)) / union
+    return float(change.median())
+
+
+def _shape(mask: Tensor) -> str:
+    looked = mask[torch.linspace(0, len(mask) - 1, min(9, len(mask))).round().long()]
+    outlines = _normalised(looked).flatten(1)
+    known = _outlines(mask.device)
+    both = outlines @ known.T
+    either = outlines.sum(1, keepdim=True) + known.sum(1) - both
+    overlap = (both / either).view(len(looked), len(SHAPES), ANGLES).amax(-1)
+    # Frames in which it is cut off or covered count less than those in which something fits.
+    return SHAPES[int((overlap**4).mean(0).argmax())]
+
+
+def _normalised(mask: Tensor) -> Tensor:
+    """Masks moved to their centre and scaled to one area: fp32 [F, OUTLINE, OUTLINE]."""
+    centre, area = _centres(mask)
+    _, high, wide = mask.shape
+    reach = 2.2 * (area / math.pi).sqrt()
+    line = torch.linspace(-1, 1, OUTLINE, device=mask.device)
+    x = centre[:, 0, None, None] + reach[:, None, None] * line
+    y = centre[:, 1, None, None] + reach[:, None, None] * line[:, None]
+    x, y = torch.broadcast_tensors(x, y)
+    grid = torch.stack((2 * (x + 0.5) / wide - 1, 2 * (y + 0.5) / high - 1), -1)
+    picked = F.grid_sample(mask.float()[:, None], grid, align_corners=False)[:, 0]
+    return (picked > 0.5).float()
+
+
+@functools.lru_cache(maxsize=4)
+def _outlines(device: torch.device) -> Tensor:
+    """Every shape at every angle: fp32 [shapes * angles, OUTLINE²]."""
+    line = torch.linspace(-1.3, 1.3, 128, device=device)
+    v, u = torch.meshgrid(line, line, indexing="ij")
+    made = []
+    for shape in range(len(SHAPES)):
+        for step in range(ANGLES):
+            angle = 2 * math.pi * step / ANGLES
+            c, s = math.cos(angle), math.sin(angle)
+            kind = torch.tensor(shape, device=device)
+            made.append(distance(u * c + v * s, v * c - u * s, kind) < 0)
+    return _normalised(torch.stack(made)).flatten(1)

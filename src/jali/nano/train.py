@@ -1,0 +1,541 @@
+"""How nano was trained: autoencoder, text encoder, latents once, then flow matching.
+
+    python -m jali.nano.train --state RUN --export src/jali/nano/weights
+
+Every stage ends with a file in `RUN`, and is skipped when that file is there, so a run that was cut
+off goes on with the stage it was in. Learning rates fall with the clock, not with a step count: the
+same recipe fits a faster or slower machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jali.nano import config
+from jali.nano.autoencoder import decode_whole, encode_whole
+from jali.nano.film import film
+from jali.nano.grammar import sample_scenes
+from jali.nano.listening import listen_without_padding
+from jali.nano.muon import Muon
+from jali.nano.reader import Reader, lesson
+
+# Seconds on one H200; `--pace 0.1` tries the whole recipe at a tenth of the length.
+SECONDS = {"autoencoder": 272.0, "text": 25.0, "flow": 900.0}
+
+LONGEST = 160  # bytes of a caption, and one place for all the zeros after it
+CROP = 64
+HEIGHTS = (128, 192)  # of the pictures that crops are taken from
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Clips of one size that are encoded once."""
+
+    frames: int
+    height: int
+    width: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.height}x{self.width}x{self.frames}"
+
+
+PICTURES, WIDE_PICTURES = Set(1, 128, 128, 24_000), Set(1, 192, 320, 8_000)
+CLIPS, WIDE_CLIPS = Set(33, 128, 128, 6_000), Set(37, 192, 320, 3_000)
+SETS = (PICTURES, WIDE_PICTURES, CLIPS, WIDE_CLIPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step sees: so many samples of a set, cut to so many latent frames.
+
+    Latents are causal in time, so the first ones of a long clip are those of a short one.
+    """
+
+    set: Set
+    frames: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Until this share of the time, steps take these batches by turns."""
+
+    until: float
+    batches: tuple[Batch, ...]
+
+
+# Pictures teach words, colours and shapes at a small part of a clip's price; short clips teach what
+# moves; the rest is practice at full length.
+COURSE = (
+    Phase(0.30, (Batch(PICTURES, 1, 256),) * 3 + (Batch(WIDE_PICTURES, 1, 64),)),
+    Phase(0.50, (Batch(CLIPS, 3, 80), Batch(CLIPS, 3, 80), Batch(WIDE_CLIPS, 3, 20))),
+    Phase(0.85, (Batch(CLIPS, 9, 32), Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))),
+    Phase(1.00, (Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))),
+)
+
+
+@dataclass
+class Clock:
+    """A stage's time: how far it is, and when it is over."""
+
+    seconds: float
+    start: float = field(default_factory=time.monotonic)
+
+    def restart(self) -> None:
+        """Compiling is not training."""
+        self.start = time.monotonic()
+
+    @property
+    def progress(self) -> float:
+        return (time.monotonic() - self.start) / self.seconds
+
+
+class Average:
+    """An exponential average of a module's weights."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.live = list(module.parameters())
+        self.mean = [p.detach().clone() for p in self.live]
+        self.steps = 0
+
+    def update(self) -> None:
+        self.steps += 1
+        # Short at first, or the beginning would be remembered for too long.
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        torch._foreach_lerp_(self.mean, [p.detach() for p in self.live], 1 - decay)
+
+    def apply(self) -> None:
+        for p, mean in zip(self.live, self.mean, strict=True):
+            p.data.copy_(mean)
+
+
+@dataclass
+class Trainer:
+    """Optimisers with clipping and a falling rate, an average of the weights, and a log."""
+
+    module: nn.Module
+    optimisers: list[torch.optim.Optimizer]
+    clock: Clock
+    decay: float = 0.999
+    losses: list[tuple[float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.average = Average(self.module, self.decay)
+        self.rates = [[g["lr"] for g in o.param_groups] for o in self.optimisers]
+        self.steps = 0
+
+    def step(self, loss: Tensor) -> None:
+        progress = min(self.clock.progress, 1.0)
+        factor = min(1.0, (self.steps + 1) / 100) * (1 - progress) ** 0.8
+        for optimiser, rates in zip(self.optimisers, self.rates, strict=True):
+            for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+            optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self.average.update()
+        self.steps += 1
+
+    def note(self, loss: Tensor, every: int, what: str) -> None:
+        if self.steps % every == 0:
+            value = float(loss.detach())
+            self.losses.append((self.clock.progress * self.clock.seconds, value))
+            say(f"{what} step {self.steps} {self.losses[-1][0]:.0f} s loss {value:.4f}")
+
+
+def adam(parameters: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> Any:
+    some = list(parameters)
+    return torch.optim.AdamW(
+        some, lr=rate, betas=(0.9, 0.98), weight_decay=decay, fused=some[0].is_cuda
+    )
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+# The autoencoder
+
+
+def crops(count: int, frames: int, seed: int, device: torch.device) -> Tensor:
+    """Windows of random scenes: fp32 [count, 3, frames, CROP, CROP]."""
+    height = HEIGHTS[seed % 3 == 0]
+    aspect = 1.0 if height == HEIGHTS[0] else 5 / 3
+    scenes = sample_scenes(count, seed, aspect).to(device)
+    dice = torch.Generator().manual_seed(seed)
+    room = torch.tensor([height * aspect - CROP, float(height - CROP)])
+    # Crops near the object: the edges of the picture are mostly background.
+    centre = (scenes.centre + scenes.velocity / 2).cpu() * height - CROP / 2
+    corner = centre + (torch.rand(count, 2, generator=dice) - 0.5) * 1.6 * CROP
+    corner = corner.clamp(min=0).minimum(room)
+    start = torch.randint(0, 33 - frames + 1, (count,), generator=dice)
+    return film(
+        scenes, frames, CROP, CROP, pixels_per_unit=height, corner=corner.to(device),
+        start=start.to(device),
+    )  # fmt: skip
+
+
+def channels_last(vae: nn.Module) -> None:
+    """The memory order in which small convolutions are fastest on a GPU."""
+    for p in vae.parameters():
+        if p.dim() == 5:
+            p.data = p.data.contiguous(memory_format=torch.channels_last_3d)
+
+
+def autoencoder_loss(vae: Any, clips: Tensor) -> Tensor:
+    """How well clips come back through latents with a little noise on them.
+
+    The noise is the posterior's deviation, the same everywhere: learning it as well makes the start
+    slow, since it begins as large as the signal.
+    """
+    mean = encode_whole(vae, clips).float().chunk(2, 1)[0]
+    latents = mean + config.DEVIATION * torch.randn_like(mean)
+    difference = decode_whole(vae, latents).float() - clips
+    return difference.abs().mean() + 2 * difference.square().mean() + 1e-4 * mean.square().mean()
+
+
+def train_autoencoder(
+    vae: Any, frames: int, batch: int, rate: float, clock: Clock, seed: int, compiled: bool
+) -> list[tuple[float, float]]:
+    device = next(vae.parameters()).device
+    trainer = Trainer(vae, [adam(vae.parameters(), rate)], clock, decay=0.998)
+    loss_of = torch.compile(autoencoder_loss, dynamic=False) if compiled else autoencoder_loss
+    while clock.progress < 1:
+        # Filming many at once is as quick as filming few.
+        for clips in crops(8 * batch, frames, seed + trainer.steps, device).split(batch):
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = loss_of(vae, clips)
+            trainer.step(loss)
+            if trainer.steps == 1:
+                clock.restart()
+            trainer.note(loss, 400, "autoencoder")
+    trainer.average.apply()
+    say(f"autoencoder: {trainer.steps} steps")
+    return trainer.losses
+
+
+@torch.no_grad()
+def reconstruction(vae: Any, size: Set, count: int, seed: int) -> float:
+    """PSNR in dB on clips that were never trained on, whole and through the stock class."""
+    device = next(vae.parameters()).device
+    scenes = sample_scenes(count, seed, size.width / size.height, unseen=True).to(device)
+    errors = []
+    for i in range(count):
+        clip = film(scenes[slice(i, i + 1)], size.frames, size.height, size.width)
+        mean = vae.encode(clip.to(vae.dtype)).latent_dist.mode()
+        back = vae.decode(mean).sample.float()
+        errors.append(float(((back - clip) / 2).pow(2).mean()))
+    return sum(-10 * math.log10(e) for e in errors) / count
+
+
+# Latents
+
+
+@dataclass
+class Latents:
+    """Encoded clips of one size, and their captions as bytes."""
+
+    latents: Tensor  # bf16 [n, z, f, h, w]
+    tokens: Tensor  # int16 [n, longest], 0 where there is none
+
+
+@torch.no_grad()
+def encode_set(vae: Any, which: Set, seed: int) -> Latents:
+    device = next(vae.parameters()).device
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    half = config.autoencoder().to(device, dtype)
+    half.load_state_dict(vae.state_dict())
+    pixels = which.frames * which.height * which.width
+    batch = min(which.count, max(1, 16 * 33 * 128 * 128 // pixels))
+    found: list[Tensor] = []
+    captions: list[str] = []
+    while len(captions) < which.count:
+        scenes = sample_scenes(batch, seed + len(found), which.width / which.height)
+        # A picture is any moment of its scene, not always the first.
+        start = torch.randint(0, 33, (batch,)).to(device) if which.frames == 1 else None
+        clips = film(scenes.to(device), which.frames, which.height, which.width, start=start)
+        found.append(encode_whole(half, clips.to(dtype)).chunk(2, 1)[0].bfloat16())
+        captions += scenes.captions(seed + len(found))
+    ids = config.tokenizer()(captions, padding="max_length", max_length=LONGEST).input_ids
+    return Latents(torch.cat(found), torch.tensor(ids, dtype=torch.int16, device=device))
+
+
+# The text encoder
+
+
+def train_text(encoder: Any, clock: Clock, seed: int) -> list[tuple[float, float]]:
+    device = next(encoder.parameters()).device
+    reader = Reader(encoder).to(device)
+    trainer = Trainer(reader, [adam(reader.parameters(), 2e-3)], clock, decay=0.99)
+    tokens, said = (x.to(device) for x in lesson(30_000, seed, config.tokenizer()))
+    clock.restart()
+    while clock.progress < 1:
+        rows = torch.randint(len(tokens), (512,), device=device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = reader(tokens[rows], said[rows])
+        trainer.step(loss)
+        trainer.note(loss, 100, "text")
+    trainer.average.apply()
+    return trainer.losses
+
+
+# The transformer
+
+
+class Model(nn.Module):
+    """Text encoder and transformer as one module with one optimiser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text_encoder = config.text_encoder()
+        self.transformer = config.transformer()
+
+    def forward(self, noisy: Tensor, timestep: Tensor, tokens: Tensor) -> Tensor:
+        text = self.read(tokens)
+        return self.transformer(noisy, timestep, text, return_dict=False)[0]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """As WanPipeline does, zeros after the text; but one stands for many (`listening.py`)."""
+        mask = tokens > 0
+        states = self.text_encoder(tokens.long(), attention_mask=mask.long()).last_hidden_state
+        return states * mask.unsqueeze(-1)
+
+
+def flow_loss(model: nn.Module, clean: Tensor, tokens: Tensor) -> Tensor:
+    noise = torch.randn_like(clean)
+    u = torch.sigmoid(torch.randn(len(clean), device=clean.device))
+    sigma = config.SHIFT * u / (1 + (config.SHIFT - 1) * u)
+    level = sigma.view(-1, 1, 1, 1, 1)
+    noisy = (1 - level) * clean + level * noise
+    velocity = model(noisy, sigma * 1000, tokens)
+    return (velocity.float() - (noise - clean)).pow(2).mean()
+
+
+def without_captions(tokens: Tensor, share: float) -> Tensor:
+    """Empty sentences here and there, so that the model can be guided."""
+    empty = torch.zeros_like(tokens)
+    empty[:, 0] = 1  # the end of a text
+    drop = torch.rand(len(tokens), 1, device=tokens.device) < share
+    return torch.where(drop, empty, tokens)
+
+
+def due(step: int, progress: float) -> Batch:
+    """The batch whose turn it is."""
+    phase = next((phase for phase in COURSE if progress < phase.until), COURSE[-1])
+    return phase.batches[step % len(phase.batches)]
+
+
+def block_matrices(transformer: nn.Module) -> list[nn.Parameter]:
+    """What Muon steps: the weights inside the blocks."""
+    return [p for name, p in transformer.named_parameters() if "blocks." in name and p.dim() == 2]
+
+
+def train_flow(
+    model: Model, sets: dict[Set, Latents], mean: Tensor, std: Tensor, clock: Clock, compiled: bool
+) -> list[tuple[float, float]]:
+    device = mean.device
+    inside = block_matrices(model.transformer)
+    known = {id(p) for p in inside}
+    others = [p for p in model.transformer.parameters() if id(p) not in known]
+    optimisers = [
+        Muon(inside, 1.5e-3, weight_decay=0.01),
+        adam(others, 1e-3),
+        adam(model.text_encoder.parameters(), 2e-4),
+    ]
+    trainer = Trainer(model, optimisers, clock, decay=0.9985)
+    listen_without_padding(model.transformer, LONGEST, config.TEXT_LENGTH)
+    if compiled:
+        model.transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
+    seen: set[Batch] = set()
+    clock.restart()
+    while clock.progress < 1:
+        batch = due(trainer.steps, clock.progress)
+        latents = sets[batch.set]
+        began = time.monotonic()
+        rows = torch.randint(len(latents.latents), (batch.size,), device=device)
+        clean = (latents.latents[rows, :, : batch.frames].float() - mean) / std
+        tokens = without_captions(latents.tokens[rows], 0.1)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = flow_loss(model, clean, tokens)
+        trainer.step(loss)
+        if batch not in seen:  # compiling is not training
+            seen.add(batch)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            clock.start += time.monotonic() - began
+        trainer.note(loss, 101, "flow")  # a prime: every kind of batch is noted
+    trainer.average.apply()
+    say(f"flow: {trainer.steps} steps")
+    return trainer.losses
+
+
+# Stages
+
+
+STAGES = ("autoencoder", "text", "latents", "flow")
+
+
+def train(
+    state: Path,
+    pace: float,
+    device: torch.device,
+    compiled: bool,
+    seed: int,
+    until: str,
+    trained: Path | None = None,
+) -> None:
+    state.mkdir(parents=True, exist_ok=True)
+    if trained is not None:
+        adopt_autoencoder(trained, state)
+    torch.manual_seed(seed)
+    clocks = {name: Clock(seconds * pace) for name, seconds in SECONDS.items()}
+    vae = config.autoencoder().to(device)
+    if device.type == "cuda":
+        channels_last(vae)
+    model = Model().to(device)
+
+    def autoencoder() -> list[tuple[float, float]]:
+        return train_autoencoder(vae, 17, 12, 2e-3, clocks["autoencoder"], seed, compiled)
+
+    def text() -> list[tuple[float, float]]:
+        return train_text(model.text_encoder, clocks["text"], seed + 10**6)
+
+    def flow() -> list[tuple[float, float]]:
+        sets = load_latents(state, vae, pace, seed, device)
+        if not (state / "statistics.pt").exists():
+            save_statistics([sets[CLIPS], sets[WIDE_CLIPS]], state / "statistics.pt")
+        numbers = torch.load(state / "statistics.pt", weights_only=True, map_location=device)
+        mean, std = numbers["mean"], numbers["std"]
+        if until == "latents":
+            raise SystemExit(0)
+        return train_flow(model, sets, mean, std, clocks["flow"], compiled)
+
+    parts = (("autoencoder", vae, autoencoder), ("text", model.text_encoder, text),
+             ("flow", model, flow))  # fmt: skip
+    for name, module, run in parts:
+        stage(state / f"{name}.pt", module, run)
+        if name == until:
+            return
+
+
+def stage(file: Path, module: nn.Module, run: Callable[[], list[tuple[float, float]]]) -> None:
+    """Train a module, or load what a finished stage left; its file is written when it is over."""
+    if file.exists():
+        module.load_state_dict(torch.load(file, weights_only=True)["weights"])
+        say(f"{file.stem}: found")
+        return
+    began = time.monotonic()
+    losses = run()
+    say(f"{file.stem}: {time.monotonic() - began:.0f} s in all")
+    weights = {name.replace("_orig_mod.", ""): t for name, t in module.state_dict().items()}
+    part = file.with_suffix(".part")
+    torch.save({"weights": weights, "losses": losses}, part)
+    part.rename(file)
+
+
+def load_latents(
+    state: Path, vae: Any, pace: float, seed: int, device: torch.device
+) -> dict[Set, Latents]:
+    sets = {}
+    for i, which in enumerate(SETS):
+        file = state / f"latents-{which.name}.pt"
+        if not file.exists():
+            fewer = replace(which, count=max(64, int(which.count * min(1.0, pace))))
+            latents = encode_set(vae, fewer, seed + 2 * 10**6 + i * 10**5)
+            part = file.with_suffix(".part")
+            torch.save({"latents": latents.latents, "tokens": latents.tokens}, part)
+            part.rename(file)
+        saved = torch.load(file, weights_only=True, map_location=device)
+        say(f"latents {which.name}: {len(saved['latents'])}")
+        sets[which] = Latents(**saved)
+    return sets
+
+
+def save_statistics(sets: list[Latents], file: Path) -> None:
+    """Mean and deviation per channel, every size with the same weight: [1, z, 1, 1, 1]."""
+    means, squares = [], []
+    for latents in sets:
+        some = latents.latents[:1000].float()
+        means.append(some.mean((0, 2, 3, 4)))
+        squares.append((some**2).mean((0, 2, 3, 4)))
+    mean = torch.stack(means).mean(0)
+    std = (torch.stack(squares).mean(0) - mean**2).sqrt()
+    torch.save({"mean": _channels(mean), "std": _channels(std)}, file)
+
+
+def _channels(values: Tensor) -> Tensor:
+    return values.view(1, -1, 1, 1, 1)
+
+
+def adopt_autoencoder(folder: Path, state: Path) -> None:
+    """Take a trained autoencoder, and what it says about its latents, as the finished stage."""
+    from diffusers import AutoencoderKLWan
+
+    vae = AutoencoderKLWan.from_pretrained(str(folder), torch_dtype=torch.float32)
+    torch.save({"weights": vae.state_dict(), "losses": []}, state / "autoencoder.pt")
+    mean, std = torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
+    torch.save({"mean": _channels(mean), "std": _channels(std)}, state / "statistics.pt")
+
+
+def export(state: Path, folder: Path) -> None:
+    """The trained parts as a diffusers folder in bf16, in files of at most 12 MB."""
+    numbers = torch.load(state / "statistics.pt", weights_only=True, map_location="cpu")
+    vae = config.autoencoder(
+        latents_mean=[round(x, 5) for x in numbers["mean"].flatten().tolist()],
+        latents_std=[round(x, 5) for x in numbers["std"].flatten().tolist()],
+    )
+    saved = {
+        name: torch.load(state / f"{name}.pt", weights_only=True, map_location="cpu")
+        for name in ("autoencoder", "text", "flow")
+    }
+    vae.load_state_dict(saved["autoencoder"]["weights"])
+    with torch.no_grad():  # the posterior's deviation, as trained
+        vae.quant_conv.weight[vae.config.z_dim :] = 0
+        vae.quant_conv.bias[vae.config.z_dim :] = 2 * math.log(config.DEVIATION)
+    model = Model()
+    model.load_state_dict(saved["flow"]["weights"])
+    pipe = config.pipeline(vae, model.transformer, model.text_encoder).to(torch.bfloat16)
+    pipe.transformer.to(torch.bfloat16)
+    pipe.save_pretrained(folder, max_shard_size="12MB")
+    losses = {name: part["losses"] for name, part in saved.items()}
+    (state / "losses.json").write_text(json.dumps(losses) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--state", type=Path, required=True, help="where stages leave their files")
+    parser.add_argument("--pace", type=float, default=1.0, help="share of the recipe's length")
+    parser.add_argument("--export", type=Path, help="write the pipeline's folder here")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--autoencoder", type=Path, help="a trained one, instead of that stage")
+    parser.add_argument("--until", choices=STAGES, default="flow", help="the last stage to run")
+    asked = parser.parse_args()
+    device = torch.device(asked.device)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+    compiled = not asked.no_compile
+    train(asked.state, asked.pace, device, compiled, asked.seed, asked.until, asked.autoencoder)
+    if asked.export:
+        export(asked.state, asked.export)
+
+
+if __name__ == "__main__":
+    main()
