@@ -45,6 +45,8 @@ class Torch(Backend):
         padding: KeyPadding | None = None, spare: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         B, H, Sq, D = q.shape
+        if len(plan.ratios) > 1 and k.shape[1] > 1:
+            return self._head_by_head(q, k, v, plan, scale, padding, spare)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         levels = [_Level.of(k, v, ratio, plan, padding) for ratio in plan.ratios]
         out = torch.empty_like(q) if spare is None else spare
@@ -80,6 +82,23 @@ class Torch(Backend):
                     lse[b, h, there] = lse_part[here].flatten()
                 scratch.give(logits)
                 scratch.give(queries)
+        return out, lse
+
+    def _head_by_head(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
+        padding: KeyPadding | None, spare: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Pooled keys and values of all heads at once would take as much memory as q twice."""
+        out = torch.empty_like(q) if spare is None else spare
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        group = q.shape[1] // k.shape[1]
+        for h in range(k.shape[1]):
+            some = slice(h * group, (h + 1) * group)
+            levels = plan.levels if plan.levels.shape[1] == 1 else plan.levels[:, some]
+            part = BlockPlan(plan.layout, plan.ratios, map=levels, causal=plan.causal)
+            _, lse[:, some] = self.attend(
+                q[:, some], k[:, h : h + 1], v[:, h : h + 1], part, scale, padding, out[:, some]
+            )
         return out, lse
 
 
