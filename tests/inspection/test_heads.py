@@ -1,0 +1,53 @@
+"""Kinds of heads, told from q and k."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from jali.demo.scene import make_scene
+from jali.grid import Box, Text, TokenGrid
+from jali.inspection.heads import heads_of
+from jali.site import Site
+
+HERE = Site(0, 1, 0, 1)
+
+
+def test_made_up_heads_are_what_they_were_made_to_be() -> None:
+    scene = make_scene((6, 12, 16))
+    heads = heads_of(scene.q, scene.k, scene.grid, HERE, 64**-0.5)
+    kinds = dict(zip(scene.kinds, heads, strict=True))
+    for name in ("local", "temporal", "frame"):
+        assert kinds[name].kind == name, kinds[name]
+    assert kinds["diffuse"].kind == "global"
+    assert kinds["diffuse"].entropy > kinds["local"].entropy
+
+
+def test_even_attention_has_entropy_and_reach_one() -> None:
+    grid = TokenGrid((Text(5), Box(3, 4, 6)))
+    q, k = torch.zeros(1, 2, 77, 8), torch.randn(1, 1, 77, 8)
+    for head in heads_of(q, k, grid, HERE, 1.0):
+        assert head.entropy == pytest.approx(1, abs=1e-5)
+        assert head.reach == pytest.approx((1, 1, 1), abs=1e-4)
+        assert head.kind == "global"
+
+
+def test_a_head_that_sees_itself_only() -> None:
+    grid = TokenGrid((Box(2, 4, 4), Text(3)))
+    eye = torch.eye(35)[None, None] * 100
+    (head,) = heads_of(eye, eye, grid, HERE, 1.0)
+    assert head.entropy == pytest.approx(0, abs=1e-5)
+    assert head.reach == pytest.approx((0, 0, 0), abs=1e-5)
+    assert head.kind == "local"
+
+
+def test_an_image_is_near_in_time() -> None:
+    q = torch.zeros(1, 1, 30, 4)
+    (head,) = heads_of(q, q, TokenGrid((Box(1, 5, 6),)), HERE, 1.0)
+    assert head.reach[0] == 0
+    assert head.kind == "frame"
+
+
+def test_text_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="no such grid"):
+        heads_of(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 4, 4), TokenGrid((Text(4),)), HERE, 1.0)
