@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jali.integration.intact import write_checksums
 from jali.nano import config
 from jali.nano.autoencoder import decode_whole, encode_whole
 from jali.nano.film import film
@@ -360,6 +361,9 @@ def train_flow(
     trainer = Trainer(model, optimisers, clock, decay=0.9985)
     listen_without_padding(model.transformer, LONGEST, config.TEXT_LENGTH)
     if compiled:
+        import torch._dynamo.config as dynamo
+
+        dynamo.recompile_limit = 64  # one graph for every kind of batch
         model.transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
     seen: set[Batch] = set()
     clock.restart()
@@ -512,6 +516,7 @@ def export(state: Path, folder: Path) -> None:
     pipe = config.pipeline(vae, model.transformer, model.text_encoder).to(torch.bfloat16)
     pipe.transformer.to(torch.bfloat16)
     pipe.save_pretrained(folder, max_shard_size="12MB")
+    write_checksums(folder)
     losses = {name: part["losses"] for name, part in saved.items()}
     (state / "losses.json").write_text(json.dumps(losses) + "\n")
 
