@@ -10,6 +10,7 @@ name without results is left as it stands.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import sys
@@ -152,6 +153,43 @@ def kernel_rows_table() -> str | None:
     return "\n".join(lines)
 
 
+def method_table(name: str) -> str | None:
+    """A method's page: whole calls on its fastest backend, the slower kind of input."""
+    gpu, cpu = _newest("kernel-*.json"), _newest("cpu-*.json")
+    if gpu is None or cpu is None:
+        return None
+    lines = [
+        "| where | attention | setting | backend | cost | whole call ms | speed-up "
+        "| execution error | error against dense |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    rows = [
+        r for r in gpu["rows"] if r["why_not"] is None and r["method"] not in ("dense", "entropy")
+    ]
+    rows = [r for r in rows if r["shape"] != "psa-32k" and r["method"].split("-")[0] == name]
+    for key in dict.fromkeys((row["shape"], row["method"]) for row in rows):
+        own = [row for row in rows if (row["shape"], row["method"]) == key]
+        slower = [
+            min((r for r in own if r["backend"] == backend), key=lambda r: r["whole_speedup"])
+            for backend in {row["backend"] for row in own}
+        ]
+        row = max(slower, key=lambda r: r["whole_speedup"])
+        lines.append(
+            f"| {gpu['machine']['gpu'].split()[-1]} | {row['shape']} | {row['method']} "
+            f"| {row['backend']} | {row['cost']:.3f} | {row['whole_ms']:.2f} | **{row['whole_speedup']:.2f}×** "
+            f"| {row['error']:.1e} | – |"
+        )
+    for row in cpu["whole"]:
+        if row["case"] == f"sparse_attention {name}":
+            lines.append(
+                f"| CPU, {cpu['machine']['threads']} threads | {cpu['shape']['tokens']:,} tokens, "
+                f"{row['inputs']} | budget {row['asked']:g} | torch | {row['cost']:.3f} "
+                f"| {row['seconds'] * 1e3:,.0f} | **{row['speed_up']:.2f}×** "
+                f"| {row['error_execution']:.0e} | {row['error_method']:.1%} |"
+            )
+    return "\n".join(lines)
+
+
 def _slower(rows: list[dict[str, Any]], backend: str, what: str) -> str:
     found = [row[what] for row in rows if row["backend"] == backend and row[what]]
     return f"{min(found):.2f}×" if found else "–"
@@ -244,6 +282,10 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "cpu": cpu_table,
     "cpu-memory": cpu_memory_table,
     "cpu-growth": cpu_growth_table,
+    **{
+        f"method-{name}": functools.partial(method_table, name)
+        for name in ("entropy", "psa", "rf_v2", "ada_bsa")
+    },
 }
 
 

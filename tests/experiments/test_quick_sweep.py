@@ -20,9 +20,12 @@ from jali.experiments.sweep import read_sweep
 from jali.nano import folder as nano_folder
 
 SWEEP = Path(__file__).parents[2] / "experiments" / "sweeps" / "quick.yaml"
-pytestmark = pytest.mark.skipif(
-    not (nano_folder() / "model_index.json").exists(), reason="nano's weights are not here"
-)
+pytestmark = [
+    pytest.mark.timeout(1500),  # two minutes each on two idle cores; CI may be busy
+    pytest.mark.skipif(
+        not (nano_folder() / "model_index.json").exists(), reason="nano's weights are not here"
+    ),
+]
 
 
 def jali(place: Place, *words: str, wait: bool = True) -> Any:

@@ -117,7 +117,7 @@ def _row(
     times = [value for value in inside[counted] if value is not None]
     return {
         "variant": variant,
-        "budget": None if variant == DENSE else stats.budget,
+        "budget": None if variant == DENSE else settings.budget,
         "cost": round(stats.cost, 6),
         "sparse_cost": None if stats.sparse_cost is None else round(stats.sparse_cost, 6),
         "seconds": round(seconds, 4),

@@ -123,7 +123,7 @@ def _row(context: Context, galleries: Mapping[str, Gallery], variant: str) -> di
     sparse = [clip.sparse_cost for clip in gallery.clips if clip.sparse_cost is not None]
     return {
         "variant": variant,
-        "budget": gallery.clips[0].budget,
+        "budget": gallery.settings.budget,
         "cost": _mean([clip.cost for clip in gallery.clips]),
         "sparse_cost": _mean(sparse) if sparse else None,
         "faults": {
