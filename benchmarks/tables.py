@@ -176,8 +176,8 @@ def method_table(name: str) -> str | None:
         row = max(slower, key=lambda r: r["whole_speedup"])
         lines.append(
             f"| {gpu['machine']['gpu'].split()[-1]} | {row['shape']} | {row['method']} "
-            f"| {row['backend']} | {row['cost']:.3f} | {row['whole_ms']:.2f} | **{row['whole_speedup']:.2f}×** "
-            f"| {row['error']:.1e} | – |"
+            f"| {row['backend']} | {row['cost']:.3f} | {row['whole_ms']:.2f} "
+            f"| **{row['whole_speedup']:.2f}×** | {row['error']:.1e} | – |"
         )
     for row in cpu["whole"]:
         if row["case"] == f"sparse_attention {name}":

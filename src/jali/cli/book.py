@@ -106,10 +106,14 @@ def show(
         rows = rows[:0]
     which = f"the {h.heads} heads of layer {layer}" if layer is not None else "all heads, by layer"
     if len(rows):
-        console.print(f"\n{which} (down) over {h.steps} steps (across): darker costs more")
+        low, high = float(rows.min()), float(rows.max())
+        console.print(
+            f"\n{which} (down) over {h.steps} steps (across): the darker the more, from "
+            f"{low:.0%} to {high:.0%}"
+        )
     for number, row in enumerate(rows):
         label = "" if layer is None and number % h.heads else _label(number, layer, h.heads)
-        line = "".join(_shade(float(x)) for x in row)
+        line = "".join(_shade(float(x), low, high) for x in row)
         console.print(f"{label:>9} {line}", soft_wrap=True)
     if output is not None:
         console.print(f"drawn: {output}")
@@ -272,8 +276,10 @@ def _label(number: int, layer: int | None, heads: int) -> str:
     return f"head {number}" if layer is not None else f"layer {number // heads}"
 
 
-def _shade(cost: float) -> str:
-    return SHADES[min(len(SHADES) - 1, round(cost * (len(SHADES) - 1)))]
+def _shade(cost: float, low: float, high: float) -> str:
+    """Heads differ by a few percent: the shades go from the least to the most that is there."""
+    part = (cost - low) / max(high - low, 1e-9)
+    return SHADES[round(part * (len(SHADES) - 1))]
 
 
 def _percent_table(rows: NDArray[np.float32], room: int) -> str:
@@ -300,7 +306,7 @@ def _draw(
     h = book.header
     figure = Figure(figsize=(7, min(14, 1.5 + 0.06 * len(rows) + 0.1 * h.heads)))
     axes: Any = figure.add_subplot()
-    image = axes.imshow(rows, vmin=0, vmax=1, cmap="magma_r", aspect="auto")
+    image = axes.imshow(rows, cmap="magma_r", aspect="auto")
     if layer is None:
         axes.set_yticks(range(0, len(rows), h.heads), range(h.layers))
     axes.set(
