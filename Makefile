@@ -16,7 +16,7 @@ SUITES := $(sort $(patsubst %/,%,$(dir $(wildcard tests/test_*.py tests/*/test_*
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       what every method makes of one layer of attention"
+	@echo "make demo       one clip, dense and sparse, by the model in this repository"
 	@echo "make test       lint, types and tests, each suite with its time"
 	@echo "make test-full  the same with the slow cases"
 	@echo "make lint       ruff and mypy"
@@ -41,9 +41,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  -c constraints.txt -e '.[$(EXTRAS)]' 2> >(grep -v '^WARNING' >&2)
 	@touch $@
 
-# Threads that sleep while they wait keep the demonstration quick on a busy machine too.
 demo: $(STAMP)
-	@OMP_WAIT_POLICY=PASSIVE $(BIN)/jali demo
+	@$(BIN)/jali demo
 
 lint: $(STAMP)
 	@$(BIN)/ruff check

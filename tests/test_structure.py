@@ -23,7 +23,7 @@ LAYERS = {
     "budget": 5, "scoring": 5, "selection": 5, "maskbook": 5.5,
     "methods": 6, "backends": 6, "presets": 7, "border": 7, "attend": 8,
     "functional": 9, "integration": 9.5, "families": 9, "": 10,
-    "quality": 11, "calibrate": 9.7, "nano": 11, "demo": 12,
+    "quality": 11, "calibrate": 9.7, "nano": 11, "demo": 12.2,
     "prompts": 11.2, "gallery": 11.3, "bench": 11.5, "inspection": 11.5,
     "report": 12, "experiments": 12.5, "cli": 13, "__main__": 14, "kernels": -1,
 }  # fmt: skip

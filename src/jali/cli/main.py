@@ -37,9 +37,6 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
-DEMO = ("jali demo", "jali demo --quick --budget 0.2", "jali demo --json > table.json")
-
-
 def examples(lines: Sequence[str]) -> str:
     """The end of a help text; blank lines keep the examples on lines of their own."""
     return "\n\n".join(["Examples:", *lines])
@@ -56,9 +53,11 @@ app = typer.Typer(
 
 
 # In the order in which people need them; one line each, so that the help fits a screen.
-app.command("demo", short_help="A first look, without any download.", epilog=examples(DEMO))(
-    demo.demo
-)
+app.command(
+    "demo",
+    short_help="A first look, without any download.",
+    epilog=examples(demo.EXAMPLES),
+)(demo.demo)
 app.command(
     "generate",
     cls=OldNames,

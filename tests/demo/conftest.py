@@ -1,0 +1,52 @@
+"""The demo as a test calls it: nano with random weights, at sizes that take no time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like the one in the package, but for what is in it."""
+    pytest.importorskip("diffusers")
+    pytest.importorskip("av")
+    import checkpoints
+
+    return checkpoints.save("nano", tmp_path_factory.mktemp("nano"))
+
+
+@pytest.fixture(scope="session")
+def jali() -> Callable[..., Any]:
+    """`jali("demo", …)`: exit_code, stdout and stderr apart; bugs keep their traceback."""
+    from typer.testing import CliRunner
+
+    from jali.cli.main import app
+
+    def call(*words: object) -> Any:
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return call
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, weights: Path) -> tuple[str, ...]:
+    """2×4×4 tokens in place of either size: everything happens, and nothing is sparse."""
+    from jali.demo import generation
+
+    for name in ("FULL", "QUICK"):
+        monkeypatch.setattr(generation, name, generation.Size(32, 32, 5))
+    monkeypatch.setitem(generation.WARM_UP, "height", 32)
+    monkeypatch.setitem(generation.WARM_UP, "width", 32)
+    return (f"--path={weights}", "--steps=1")
