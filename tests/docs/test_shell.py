@@ -18,7 +18,7 @@ from page import PAGES, ROOT, Block, shell
 READ_ONLY = {
     "cli.md": "single examples for files that are not there; each command's own tests run it",
     "scale.md": "needs Slurm: tests/experiments/test_recipes.py",
-    "experiments.md": "takes minutes: tests/experiments/test_quick_sweep.py runs that sweep",
+    "experiments.md": "takes minutes: tests/sweep/test_quick_sweep.py runs that sweep",
 }
 # The flags that make a command small: of a flag given twice the last value counts.
 SIZE = ("--height=32", "--width=48", "--num-frames=5", "--steps=4", "--device=cpu")

@@ -1,10 +1,10 @@
-"""One process of an experiment: `rank.py CHECKPOINT RESULTS LOGS RANKS KILL`."""
+"""One process of an experiment."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+from collections.abc import Mapping
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -14,7 +14,7 @@ from jali.experiments import Experiment, Place, run_experiment
 from jali.experiments.stages import all_stages
 
 SMALL = {
-    "model": "wan-t2v-1.3b", "height": 160, "width": 160, "num_frames": 9, "steps": 3,
+    "model": "wan-t2v-1.3b", "height": 128, "width": 160, "num_frames": 5, "steps": 3,
     "bench_steps": 2, "bench_repeats": 1, "calibration_prompts": 1, "num_prompts": 2,
     "metrics": ("psnr", "ssim"), "device": "cpu", "threads": 1, "budget": 0.4,
 }  # fmt: skip
@@ -24,21 +24,19 @@ def experiment(checkpoint: str, **changes: object) -> Experiment:
     return Experiment(**{"tag": "a", "path": checkpoint, **SMALL, **changes}).completed()  # type: ignore[arg-type]
 
 
-def main(checkpoint: str, results: str, logs: str, ranks: int, kill: str) -> None:
-    changes: dict[str, object] = {}
+def main(
+    checkpoint: str, place: Place, kill: str, env: Mapping[str, str], changes: Mapping[str, object]
+) -> None:
+    """`kill` names a stage and how far it is when this process is killed."""
+    os.environ.update(env)
+    ranks = int(env.get("WORLD_SIZE", "1"))
     if ranks > 1:
         # diffusers asks for an accelerator; on a CPU it gets the CPU.
         torch._C._get_accelerator = lambda *_: torch.device("cpu")  # type: ignore[assignment]
         torch.accelerator.device_count = lambda: ranks  # type: ignore[assignment]
-        changes = {"context_parallel": ranks, "calibrate": False}
 
     def told(stage: str, done: int, total: int, what: str) -> None:  # noqa: ARG001
         if f"{stage} {done}" == kill:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    place = Place(results, logs)
     run_experiment(experiment(checkpoint, **changes), place, all_stages(), told=told)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]), sys.argv[5])

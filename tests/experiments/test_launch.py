@@ -17,9 +17,10 @@ import pytest
 from fake import Slowly, eventually
 
 from jali.experiments import launch as launching
+from jali.experiments.cluster import Cluster, LaunchError, OnSlurm, OnThisMachine
 from jali.experiments.collect import collect
 from jali.experiments.job import OtherSettingsError
-from jali.experiments.launch import Cluster, LaunchError, OnSlurm, OnThisMachine, launch
+from jali.experiments.launch import launch
 from jali.experiments.ledger import submissions
 from jali.experiments.lock import HeldError, holder
 from jali.experiments.place import Place
@@ -37,6 +38,10 @@ resources: {gpus: 1, cpus_per_task: 1, mem: 500MB, time: "5"}
 """
 LARGER = SWEEP.replace("[entropy]", "[entropy, psa]")
 WHERE = ["local", "slurm"]
+# For what is decided before a cluster is asked, or after it has answered: once is enough.
+mostly_local = pytest.mark.parametrize(
+    "make", ["local", pytest.param("slurm", marks=pytest.mark.slow)], indirect=True
+)
 Make = Callable[..., Cluster]
 
 
@@ -98,10 +103,14 @@ def test_a_sweep_runs_to_its_end(place: Place, make: Make) -> None:
         assert numbers == [f"{main}_{i}" for i in range(4)]
 
 
-def test_a_finished_sweep_is_not_submitted_again(place: Place, sweep: Sweep, make: Make) -> None:
+@mostly_local
+def test_a_finished_sweep_is_left_alone(place: Place, sweep: Sweep, make: Make) -> None:
     launch(sweep, place, make(), fake.stages, every=0.3)
     before = units(place)
     rows = launch(sweep, place, make(), fake.stages, every=0.3)
+    other = parse_sweep(SWEEP + "seed: 7")
+    with pytest.raises(OtherSettingsError, match="seed 0, now 7"):
+        launch(other, place, make(), fake.stages, every=0.3)
     assert units(place) == before
     assert {row.submitted for row in rows} == {1}
 
@@ -119,6 +128,7 @@ def test_a_killed_job_is_tried_again_and_counted_once(
     assert [row["tag"] for row in table.rows] == sorted(sweep.tags)
 
 
+@mostly_local
 def test_tries_are_bounded(place: Place, sweep: Sweep, make: Make) -> None:
     fake.trouble(place.results, sweep.tags[0], "benchmark-0", "raise", times=99)
     rows = launch(sweep, place, make(), fake.stages, max_attempts=2, every=0.3)
@@ -158,6 +168,7 @@ def test_what_still_waits_can_be_cancelled(place: Place, sweep: Sweep, make: Mak
     assert len(units(place)) == 1
 
 
+@mostly_local
 def test_the_second_launch_is_refused(place: Place, sweep: Sweep, make: Make) -> None:
     fake.trouble(place.results, sweep.tags[0], "calibrate-0", "hang")
     with background(lambda: launch(sweep, place, make(), fake.stages, every=0.3)):
@@ -182,21 +193,13 @@ def test_the_second_launch_after_the_first_has_left(
     assert len(units(place)) == len(set(units(place)))
 
 
-def test_another_sweep_with_the_same_tags_is_refused(
-    place: Place, sweep: Sweep, make: Make
-) -> None:
-    launch(sweep, place, make(), fake.stages, every=0.3)
-    other = parse_sweep(SWEEP + "seed: 7")
-    with pytest.raises(OtherSettingsError, match="seed 0, now 7"):
-        launch(other, place, make(), fake.stages, every=0.3)
-
-
 def test_a_launcher_that_dies_takes_nothing_with_it(
     place: Place, sweep: Sweep, make: Make, tmp_path: Path
 ) -> None:
     code = f"""
 import fake
 from pathlib import Path
+from jali.experiments.cluster import *
 from jali.experiments.launch import *
 from jali.experiments.sweep import parse_sweep
 place = Place({str(place.results)!r}, {str(place.logs)!r})
@@ -216,6 +219,16 @@ launch(parse_sweep({SWEEP!r}), place, cluster, fake.Slowly(0.1), every=0.2)
     assert len(units(place)) == len(set(units(place)))
 
 
+@pytest.fixture(params=["in the foreground", "in the background"])
+def _ground(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a script puts into the background ignores Ctrl-C, and so do its children."""
+    deaf = request.param == "in the background"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ground")
 def test_leaving_ends_what_runs_here(place: Place, sweep: Sweep) -> None:
     fake.trouble(place.results, sweep.tags[0], "calibrate-0", "hang")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
+import multiprocessing
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ pytest.importorskip("diffusers")
 pytest.importorskip("av")
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
+import rank
 from rank import experiment
 
-from jali.cli.experiment import _with_own_book
 from jali.experiments.job import run_experiment
 from jali.experiments.journal import Entry
 from jali.experiments.place import Place
 from jali.experiments.stages import all_stages
+from jali.experiments.stages.calibration import with_own_book
 from jali.experiments.stages.variant import calibration_prompts, prompts_of
 from jali.experiments.status import standings
 from jali.gallery import read_gallery
@@ -54,14 +55,14 @@ def done(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def process(
-    checkpoint: str, place: Place, kill: str = "", ranks: int = 1, env: Mapping[str, str] = {}
-) -> subprocess.Popen[str]:
-    script = Path(__file__).with_name("rank.py")
-    words = [checkpoint, str(place.results), str(place.logs), str(ranks), kill]
-    return subprocess.Popen(
-        [sys.executable, str(script), *words], stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
-    )  # fmt: skip
+    checkpoint: str, place: Place, kill: str = "", env: Mapping[str, str] = {}, **changes: object
+) -> BaseProcess:
+    """Another process. All are forked from one that has imported the libraries, and no more."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["preloaded"])
+    made = context.Process(target=rank.main, args=(checkpoint, place, kill, env, changes))
+    made.start()
+    return made
 
 
 def stages_of(place: Place) -> dict[str, str]:
@@ -95,29 +96,28 @@ def test_again_nothing_is_loaded(done: Place, checkpoint: str) -> None:
     assert set(stages_of(done).values()) == {"kept"}
 
 
-@pytest.mark.parametrize(
-    ("kill", "kept"),
-    [
-        pytest.param("calibrate 2", [], marks=pytest.mark.slow),
-        ("benchmark 3", ["calibrate"]),
-        ("quality 10", ["calibrate", "benchmark"]),  # in the second sparse clip
-        pytest.param("report 0", ["calibrate", "benchmark", "quality"], marks=pytest.mark.slow),
-    ],
-)
-def test_killed_it_resumes_to_the_same_numbers(
-    done: Place, checkpoint: str, place: Place, kill: str, kept: list[str]
+def test_killed_in_every_stage_it_resumes_to_the_same_numbers(
+    done: Place, checkpoint: str, place: Place
 ) -> None:
-    died = process(checkpoint, place, kill)
-    assert died.wait(120) == -signal.SIGKILL, died.stderr and died.stderr.read()
-    assert [row.state for row in standings(place, ["a"])] == ["lost"]
-    clips = {p: p.stat().st_mtime_ns for p in place.folder("a").glob("clips/*/*.mkv")}
+    kills = ("calibrate 2", "benchmark 3", "quality 10", "report 0")  # 10: the second sparse clip
+    stages = [kill.split()[0] for kill in kills]
+    clips: dict[Path, int] = {}
+    for number, kill in enumerate(kills):
+        died = process(checkpoint, place, kill)
+        died.join(120)
+        assert died.exitcode == -signal.SIGKILL, place.log("a").read_text()
+        assert [row.state for row in standings(place, ["a"])] == ["lost"]
+        hows = [stages_of(place)[stage] for stage in stages[: number + 1]]
+        # The stage it died in before is done now; those before that one are not touched again.
+        assert hows == ["kept"] * (number - 1) + ["done"] * (number > 0) + ["running"]
+        assert all(path.stat().st_mtime_ns == when for path, when in clips.items())
+        clips = {p: p.stat().st_mtime_ns for p in place.folder("a").glob("clips/*/*.mkv")}
+        if kill.startswith("quality"):  # what is complete by then, and stays
+            assert len(clips) == 3
     run_experiment(experiment(checkpoint), place, all_stages())
-    assert {s for s, how in stages_of(place).items() if how == "kept"} == set(kept)
+    assert [stages_of(place)[stage] for stage in stages] == ["kept"] * 3 + ["done"]
     for name in FILES:
         assert (place.folder("a") / name).read_bytes() == (done.folder("a") / name).read_bytes()
-    if kill.startswith("quality"):  # the clips that were complete are those of before
-        assert len(clips) == 3
-        assert all(path.stat().st_mtime_ns == when for path, when in clips.items())
 
 
 def test_a_damaged_clip_is_made_again(done: Place, checkpoint: str, place: Place) -> None:
@@ -165,11 +165,11 @@ def test_dense_clips_are_borrowed_from_a_finished_experiment(
 
 
 def test_skip_calibrate_takes_the_book_that_is_there(done: Place, checkpoint: str) -> None:
-    same = _with_own_book(experiment(checkpoint, calibrate=False), done)
+    same = with_own_book(experiment(checkpoint, calibrate=False), done)
     assert same == experiment(checkpoint)
-    other = _with_own_book(experiment(checkpoint, calibrate=False, budget=0.7), done)
+    other = with_own_book(experiment(checkpoint, calibrate=False, budget=0.7), done)
     assert other.masks == str(done.folder("a") / "masks.safetensors")
-    none = _with_own_book(experiment(checkpoint, calibrate=False, tag="b"), done)
+    none = with_own_book(experiment(checkpoint, calibrate=False, tag="b"), done)
     assert none.masks is None
 
 
@@ -178,13 +178,14 @@ def test_two_ranks_and_one_writes(checkpoint: str, place: Place) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    changes = {"context_parallel": 2, "calibrate": False, "num_prompts": 1, "steps": 2}
     running = [
-        process(checkpoint, place, "", 2, shared | {"RANK": str(r), "LOCAL_RANK": str(r)})
+        process(checkpoint, place, "", shared | {"RANK": str(r), "LOCAL_RANK": str(r)}, **changes)
         for r in range(2)
     ]
     for one in running:
-        _, err = one.communicate(timeout=240)
-        assert one.returncode == 0, err
+        one.join(240)
+        assert one.exitcode == 0, place.log("a").read_text()
     assert stages_of(place)["calibrate"] == "none"
     assert [row.state for row in standings(place, ["a"])] == ["done"]
     settings = read_gallery(place.folder("a") / "clips" / "entropy").settings

@@ -126,7 +126,9 @@ BAD = {
     "a list": ("[1, 2]", "is not a sweep"),
     "nothing": ("", "is not a sweep"),
     "too many": (
-        GOOD.replace("[0.5, 0.3]", str([i / 20000 for i in range(1, 10001)])), "at most 10,000"
+        GOOD.replace("[0.5, 0.3]", str([i / 202 for i in range(1, 102)]))
+        + f"schedules: {[{'warmup_frac': i / 50} for i in range(50)]}",
+        "at most 10,000",
     ),
 }  # fmt: skip
 

@@ -33,6 +33,11 @@ class Team:
         return bool(said[0])
 
 
+def speaks() -> bool:
+    """Whether this process is the one that talks to people, before and after there is a team."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextlib.contextmanager
 def assembled(experiment: Experiment, place: Place) -> Iterator[Team]:
     """The team of an experiment; torchrun has started its processes."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali.experiments.experiment import Experiment
-from jali.experiments.stage import Context
+from jali.experiments.place import Place
+from jali.experiments.stage import Context, why_again
 from jali.experiments.stages.variant import (
     BOOK,
     calibration_prompts,
@@ -68,3 +69,14 @@ class Calibration:
             )  # fmt: skip
             made.close()
         return [book]
+
+
+def with_own_book(experiment: Experiment, place: Place) -> Experiment:
+    """Without calibration: the book that an earlier run left under this tag, if there is one."""
+    own = place.folder(experiment.tag) / BOOK
+    if not own.is_file():
+        return experiment
+    as_before = replace(experiment, calibrate=True)
+    if as_before.wants_book and not why_again(Calibration(), as_before, place):
+        return as_before  # complete and unchanged, so it is skipped by itself
+    return replace(experiment, masks=str(own))

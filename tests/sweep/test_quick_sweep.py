@@ -21,7 +21,7 @@ from jali.nano import folder as nano_folder
 
 SWEEP = Path(__file__).parents[2] / "experiments" / "sweeps" / "quick.yaml"
 pytestmark = [
-    pytest.mark.timeout(1500),  # two minutes each on two idle cores; CI may be busy
+    pytest.mark.timeout(900),  # two minutes each on two idle cores; CI may be busy
     pytest.mark.skipif(
         not (nano_folder() / "model_index.json").exists(), reason="nano's weights are not here"
     ),
@@ -37,7 +37,11 @@ def jali(place: Place, *words: str, wait: bool = True) -> Any:
     )  # fmt: skip
     if not wait:
         return process
-    out, err = process.communicate()
+    try:
+        out, err = process.communicate()
+    except BaseException:  # the limit of this test, or Ctrl-C, ends what it started too
+        process.send_signal(signal.SIGINT)
+        raise
     assert process.returncode == 0, out + err
     return out
 

@@ -1,0 +1,16 @@
+"""What every process of an experiment imports; those forked after it need not do it again."""
+
+from __future__ import annotations
+
+import av
+import rank
+import torch
+from diffusers import WanPipeline
+
+import jali.calibrate
+import jali.gallery
+import jali.quality.evaluation
+import jali.report
+
+__all__ = ["WanPipeline", "av", "jali", "rank"]
+torch.set_num_threads(1)
