@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import jali.experiments.stages as real
 from jali.cli.experiment import app
 from jali.experiments.experiment import Experiment
-from jali.experiments.job import run_experiment
+from jali.experiments.job import CONFIG, run_experiment
 from jali.experiments.place import Place
 
 E = Experiment(tag="a", model="nano", budget=0.5).completed()
@@ -57,6 +57,17 @@ def test_the_same_from_a_config_file(place: Place, tmp_path: Path) -> None:
     done = call(other, "run", "--config", str(place.config("a")))
     assert done.exit_code == 0, done.output
     assert other.quality("a").read_bytes() == place.quality("a").read_bytes()
+
+
+@pytest.mark.parametrize("experiment", [{}, {"experiment": {"colour": "red"}}, {"experiment": 3}])
+def test_a_config_file_without_an_experiment(
+    place: Place, tmp_path: Path, experiment: dict[str, object]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"kind": CONFIG, "version": 1, **experiment}))
+    done = call(place, "run", "--config", str(file))
+    assert done.exit_code == 2, done.output
+    assert f"{file} is not an experiment" in done.output.replace("\n", " ")
 
 
 BAD = {

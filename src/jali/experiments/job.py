@@ -180,7 +180,11 @@ def write_config(experiment: Experiment, place: Place, *, overwrite: bool = Fals
 
 def read_config(place: Place, tag: str) -> Experiment:
     """FileNotFoundError where there is no such experiment, UnreadableError where it is damaged."""
-    path = place.config(tag)
+    return experiment_in(place.config(tag))
+
+
+def experiment_in(path: Path) -> Experiment:
+    """The experiment of a configuration file; the same errors."""
     data = read_json(path, CONFIG)
     try:
         return Experiment.from_dict(data["experiment"])

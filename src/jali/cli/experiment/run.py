@@ -216,11 +216,13 @@ def from_flags(
 
 
 def from_config(path: Path) -> Experiment:
-    from jali.experiments.experiment import Experiment
-    from jali.experiments.job import CONFIG
-    from jali.experiments.storage import read_json
+    from jali.experiments.job import experiment_in
+    from jali.experiments.storage import UnreadableError
 
-    return Experiment.from_dict(read_json(path, CONFIG)["experiment"]).completed()
+    try:
+        return experiment_in(path).completed()
+    except UnreadableError as error:  # here it is the user's file, not a result of ours
+        raise ValueError(str(error)) from error
 
 
 def _show_results(place: Place, tag: str, as_json: bool, then: str) -> None:
