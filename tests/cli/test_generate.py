@@ -222,10 +222,15 @@ def run_in_a_shell(
     )  # fmt: skip
 
 
+def _hears_ctrl_c() -> None:
+    """A shell makes its background jobs deaf to Ctrl-C, and they hand that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_and_go_on(jali: Jali, small: Small, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("--method=dense", "--num-prompts=20", "--steps=12")
-    process = run_in_a_shell(small, folder, *words)
+    process = run_in_a_shell(small, folder, *words, preexec_fn=_hears_ctrl_c)
     deadline = time.monotonic() + 100
     while not (folder / "manifest.json").exists() and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
