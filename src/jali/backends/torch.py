@@ -23,7 +23,11 @@ from jali.order import Index
 from jali.padding import KeyPadding
 from jali.plan import BlockPlan
 
-SCRATCH_BYTES = 16 * 2**20
+# Longer chunks waste less between products. Just below 32 MB, above which the C library gives
+# memory back at once and every call pays for its pages again; half of it where rearranged copies
+# of q, k and v take memory already.
+SCRATCH_BYTES = 30 * 2**20
+SCRATCH_BESIDE_COPIES = 15 * 2**20
 
 
 class Torch(Backend):
@@ -51,10 +55,11 @@ class Torch(Backend):
         levels = [_Level.of(k, v, ratio, plan, padding) for ratio in plan.ratios]
         out = torch.empty_like(q) if spare is None else spare
         lse = torch.empty(B, H, Sq, dtype=torch.float32, device=q.device)
-        scratch = _Scratch(dtype, q.device)
+        limit = SCRATCH_BYTES if spare is None else SCRATCH_BESIDE_COPIES
+        scratch = _Scratch(limit, dtype, q.device)
         longest = F.pad(_norms(q), (0, plan.layout.M * plan.blocks.q - Sq))
         longest = longest.unflatten(2, (plan.layout.M, plan.blocks.q)).amax(-1)  # [B, H, M]
-        for rows in _chunks(plan, B, H, D):
+        for rows in _chunks(plan, B, H, D, limit):
             scratch.clear()
             read = _read(levels, rows, k.shape[2], k.shape[1], H, scratch)
             tame = bool(abs(scale) * longest[tuple(rows)].amax() * read.longest < 60)
@@ -134,8 +139,8 @@ def _attend(
 class _Scratch:
     """One piece of memory, used for every chunk again: fresh memory costs more than the work."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.memory = torch.empty(SCRATCH_BYTES // dtype.itemsize, dtype=dtype, device=device)
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.memory = torch.empty(size // dtype.itemsize, dtype=dtype, device=device)
         self.used = 0
 
     @property
@@ -298,9 +303,9 @@ def _runs(
             first = row
 
 
-def _chunks(plan: BlockPlan, B: int, H: int, D: int) -> Iterator[_Rows]:
-    """All query blocks, those with equal work together, each chunk within the scratch limit."""
-    M = plan.layout.M
+def _chunks(plan: BlockPlan, B: int, H: int, D: int, limit: int) -> Iterator[_Rows]:
+    """All query blocks, those with equal work together, each chunk within `limit` bytes."""
+    M, threads = plan.layout.M, torch.get_num_threads()
     work_bhm = np.zeros((B, H, M), dtype=np.int64)
     for ratio in plan.ratios:
         counts = plan.lists[ratio].counts.cpu().numpy()
@@ -314,8 +319,10 @@ def _chunks(plan: BlockPlan, B: int, H: int, D: int) -> Iterator[_Rows]:
     while position < len(order):
         first = order[position]
         row_bytes = 4 * (max(1, work[first]) * (2 * D + plan.blocks.q) + plan.blocks.q * D)
-        stop = position + max(1, SCRATCH_BYTES // row_bytes)
-        rows = order[position:stop]
+        fitting = max(1, limit // row_bytes)
+        if fitting > threads:  # a product is shared out by rows: none should wait for the last
+            fitting -= fitting % threads
+        rows = order[position : position + fitting]
         same = is_last[rows] == is_last[first]
         if exact:
             same &= work[rows] == work[first]
