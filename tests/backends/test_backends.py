@@ -53,7 +53,8 @@ def test_every_reason_is_a_sentence_and_tolerances_are_stated() -> None:
 
 @pytest.mark.parametrize("scratch", [1, 5_000, 10**9])
 def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_backend, "SCRATCH_BYTES", scratch)
+    for limit in ("SCRATCH_BYTES", "SCRATCH_BESIDE_COPIES"):
+        monkeypatch.setattr(torch_backend, limit, scratch)
     q, k, v = tensors(300, B=2, H=4, kv=2)
     for method in (Psa(q_block=32, k_block=16), Entropy(Budget(0.4), q_block=32, k_block=16)):
         small = attend(q, k, v, method=method, backend="torch")
