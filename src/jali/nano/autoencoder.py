@@ -1,8 +1,8 @@
 """AutoencoderKLWan on a whole clip at once.
 
 The stock class encodes one frame, then four at a time, and carries what each convolution saw. The
-convolutions are causal, so one pass over all frames gives the same numbers, and trains several
-times faster. Inference stays stock.
+convolutions are causal, so one pass over all frames gives the same numbers in far fewer
+launches. Inference stays stock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Momentum whose steps are orthogonal matrices: about twice the progress of AdamW per step here.
+"""Momentum whose steps are orthogonal matrices.
 
 Matrices of one shape are orthogonalised together, so a step is a few dozen launches, not
 thousands.

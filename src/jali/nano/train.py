@@ -13,8 +13,8 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from jali.nano.grammar import sample_scenes
 from jali.nano.listening import listen_without_padding
 from jali.nano.muon import Muon
 from jali.nano.reader import Reader, lesson
+from jali.nano.trainer import Clock, Trainer, adam, say
 
 # Seconds on one H200; `--pace 0.1` tries the whole recipe at a tenth of the length.
 SECONDS = {"autoencoder": 272.0, "text": 25.0, "flow": 900.0}
@@ -85,89 +86,6 @@ COURSE = (
     Phase(0.85, (Batch(CLIPS, 9, 32), Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))),
     Phase(1.00, (Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))),
 )
-
-
-@dataclass
-class Clock:
-    """A stage's time: how far it is, and when it is over."""
-
-    seconds: float
-    start: float = field(default_factory=time.monotonic)
-
-    def restart(self) -> None:
-        """Compiling is not training."""
-        self.start = time.monotonic()
-
-    @property
-    def progress(self) -> float:
-        return (time.monotonic() - self.start) / self.seconds
-
-
-class Average:
-    """An exponential average of a module's weights."""
-
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self.live = list(module.parameters())
-        self.mean = [p.detach().clone() for p in self.live]
-        self.steps = 0
-
-    def update(self) -> None:
-        self.steps += 1
-        # Short at first, or the beginning would be remembered for too long.
-        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(self.mean, [p.detach() for p in self.live], 1 - decay)
-
-    def apply(self) -> None:
-        for p, mean in zip(self.live, self.mean, strict=True):
-            p.data.copy_(mean)
-
-
-@dataclass
-class Trainer:
-    """Optimisers with clipping and a falling rate, an average of the weights, and a log."""
-
-    module: nn.Module
-    optimisers: list[torch.optim.Optimizer]
-    clock: Clock
-    decay: float = 0.999
-    losses: list[tuple[float, float]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.average = Average(self.module, self.decay)
-        self.rates = [[g["lr"] for g in o.param_groups] for o in self.optimisers]
-        self.steps = 0
-
-    def step(self, loss: Tensor) -> None:
-        progress = min(self.clock.progress, 1.0)
-        factor = min(1.0, (self.steps + 1) / 100) * (1 - progress) ** 0.8
-        for optimiser, rates in zip(self.optimisers, self.rates, strict=True):
-            for group, rate in zip(optimiser.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
-            optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
-        for optimiser in self.optimisers:
-            optimiser.step()
-        self.average.update()
-        self.steps += 1
-
-    def note(self, loss: Tensor, every: int, what: str) -> None:
-        if self.steps % every == 0:
-            value = float(loss.detach())
-            self.losses.append((self.clock.progress * self.clock.seconds, value))
-            say(f"{what} step {self.steps} {self.losses[-1][0]:.0f} s loss {value:.4f}")
-
-
-def adam(parameters: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> Any:
-    some = list(parameters)
-    return torch.optim.AdamW(
-        some, lr=rate, betas=(0.9, 0.98), weight_decay=decay, fused=some[0].is_cuda
-    )
-
-
-def say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
 
 
 # The autoencoder
