@@ -76,6 +76,7 @@ def grid_of(pipe: Any, model: str, size: Size) -> tuple[int, int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="nano")
+    parser.add_argument("--path", help="another folder than the shipped one")
     parser.add_argument("--prompts", type=int, default=8, help="unseen ones")
     parser.add_argument("--budget", type=float, default=0.3)
     parser.add_argument("--steps", type=int, default=10)
@@ -83,7 +84,7 @@ def main() -> None:
     args = parser.parse_args()
     model, steps, budget = args.model, args.steps, args.budget
     cut = {"q_block": args.block, "k_block": args.block}
-    pipe = load_pipeline(model)
+    pipe = load_pipeline(model, path=args.path)
     pipe.set_progress_bar_config(disable=True)
     texts = default_prompts(model)
     seen, unseen = texts[:2], texts[2 : 2 + args.prompts]
