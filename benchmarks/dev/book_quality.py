@@ -64,13 +64,12 @@ def compared(dense: list[Tensor], made: list[Tensor]) -> dict[str, float]:
     return {name: statistics.mean(values) for name, values in rows.items()}
 
 
-def grid_of(pipe: Any, model: str, size: Size) -> tuple[int, int, int]:
+def grid_of(pipe: Any, size: Size) -> tuple[int, int, int]:
     """The tokens of a size, as the transformer counts them."""
-    from jali.integration.models import model_card, strides_of
-
-    strides = strides_of(pipe, model_card(model))
-    frames = (size["num_frames"] - 1) // max(strides.frames, 1) + 1
-    return frames, size["height"] // strides.height, size["width"] // strides.width
+    patch = pipe.transformer.config.patch_size
+    frames = (size["num_frames"] - 1) // pipe.vae_scale_factor_temporal + 1
+    pixels = pipe.vae_scale_factor_spatial
+    return frames, size["height"] // pixels // patch[1], size["width"] // pixels // patch[2]
 
 
 def main() -> None:
@@ -103,9 +102,9 @@ def main() -> None:
         say(f"{book}, {book.bytes / 1e6:.1f} MB")
         places: list[tuple[str, Size, int, MaskBook]] = [
             ("its own size and steps", SMALL, steps, book),
-            ("a larger size", LARGE, steps, book.resample(grid_of(pipe, model, LARGE))),
+            ("a larger size", LARGE, steps, book.resample(grid_of(pipe, LARGE))),
             ("twice the steps", SMALL, 2 * steps, book.resample(steps=2 * steps)),
-            ("both", LARGE, 2 * steps, book.resample(grid_of(pipe, model, LARGE), 2 * steps)),
+            ("both", LARGE, 2 * steps, book.resample(grid_of(pipe, LARGE), 2 * steps)),
         ]
         for where, size, count, own in places:
             dense, _, _ = clips(pipe, model, unseen, size, count, nullcontext(None))

@@ -42,7 +42,7 @@ look)
     python3 -m jali.nano.evidence --weights "$STATE/pipe" --height "$height" --width "$width" --frames "$frames" \
       --output "$made/evidence-${height}x$width.json" --sheet "$OUT/sheet-${height}x$width.png" > "$made/evidence-$height.log" 2>&1 &
   done
-  for some in entropy,cached psa,random rf_v2,local ada_bsa; do
+  for some in ${METHODS:-entropy,cached psa,random rf_v2,local ada_bsa}; do
     python3 benchmarks/nano_quality.py --path "$STATE/pipe" --methods $some --output "$made/quality-${some%,*}.json" \
       > "$made/quality-${some%,*}.log" 2>&1 &
   done

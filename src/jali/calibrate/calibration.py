@@ -10,13 +10,14 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from jali import __version__
 from jali.budget import check_share
 from jali.calibrate.recorder import Recorder, Unplanned
 from jali.calibrate.running import RunningMean, locked
@@ -353,7 +354,7 @@ def _header(made: RunningMean, asked: _Asked, marks: dict[str, Fingerprint]) -> 
         scorer=asked.scorer.name,
         model=asked.model,
         settings={**plain, "seed": asked.seed, "calibration": _digest(facts["settings"])},
-        jali=version("jali"),
+        jali=__version__,
     )
 
 
