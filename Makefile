@@ -16,7 +16,8 @@ SUITES := $(sort $(patsubst %/,%,$(dir $(wildcard tests/test_*.py tests/*/test_*
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       one clip, dense and sparse, by the model in this repository"
+	@echo "make demo       one clip, dense and sparse, by the model in this repository;"
+	@echo "                make demo PROMPT=\"a cyan star spins\" takes your words"
 	@echo "make test       lint, types and tests, each suite with its time"
 	@echo "make test-full  the same with the slow cases"
 	@echo "make lint       ruff and mypy"
@@ -41,8 +42,9 @@ $(STAMP): pyproject.toml constraints.txt
 	  -c constraints.txt -e '.[$(EXTRAS)]' 2> >(grep -v '^WARNING' >&2)
 	@touch $@
 
+export PROMPT
 demo: $(STAMP)
-	@$(BIN)/jali demo
+	@$(BIN)/jali demo $(if $(PROMPT),--prompt "$$PROMPT")
 
 lint: $(STAMP)
 	@$(BIN)/ruff check

@@ -1,0 +1,149 @@
+"""The pictures of docs/nano.md, and the film in the README.
+
+python docs/nano_pictures.py losses           # from benchmarks/results/nano-training.json
+python docs/nano_pictures.py heads            # what each head attends to, two minutes on a CPU
+python docs/nano_pictures.py sheet PNG NAME   # a contact sheet of jali.nano.evidence, made small
+python docs/nano_pictures.py film MP4         # side-by-side.mp4 of a demo, made small
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from jali.inspection.heads import Head
+
+HERE = Path(__file__).parent
+ASSETS = HERE / "assets"
+RESULTS = HERE.parent / "benchmarks/results"
+INK, FAINT = "#1d2433", "#8a93a6"
+KINDS = {"local": "#2f6fb3", "temporal": "#3a9d6e", "frame": "#d98324", "global": "#b0413e"}
+PROMPT = "a large red striped ball moves right over a grey cloudy background"
+STEPS, LOOKED_AT = 12, (1, 5, 9)
+
+
+def losses() -> Figure:
+    """The three stages that learn something, each over its own seconds."""
+    from matplotlib.figure import Figure
+
+    stages: dict[str, Any] = json.loads((RESULTS / "nano-training.json").read_text("utf-8"))
+    figure = Figure(figsize=(9.5, 2.5), layout="constrained")
+    titles = {"autoencoder": "autoencoder", "text": "text encoder", "flow": "flow matching"}
+    for axis, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+        seconds, values = zip(*stages[name]["losses"], strict=True)
+        lasting = [median(values[max(0, i - 3) : i + 4]) for i in range(len(values))]
+        axis.plot(seconds, values, color="#2f6fb3", linewidth=0.6, alpha=0.45)
+        axis.plot(seconds, lasting, color="#2f6fb3", linewidth=1.5)
+        axis.set_yscale("log")
+        axis.yaxis.set_minor_formatter("")
+        for share in (0.30, 0.50, 0.85) if name == "flow" else ():  # phases of train.COURSE
+            axis.axvline(share * stages[name]["seconds"], color=FAINT, linewidth=0.5)
+        axis.set_title(f"{title}, {stages[name]['steps']:,} steps", fontsize=9, color=INK)
+        axis.set_xlabel("seconds on one H200", fontsize=8, color=FAINT)
+        _quiet(axis)
+    return figure
+
+
+def heads() -> list[Head]:
+    """Every head of nano in three of twelve steps of a dense generation at 9,600 tokens."""
+    from jali import load_pipeline
+    from jali.gallery.settings import Settings
+    from jali.inspection.capture import capture
+    from jali.inspection.heads import heads_of
+
+    pipe = load_pipeline("nano")
+    pipe.set_progress_bar_config(disable=True)
+    settings = Settings(model="nano", steps=STEPS).resolved()
+    calls = capture(pipe, settings, PROMPT, layers=range(8), steps=LOOKED_AT)
+    return [h for call in calls for h in heads_of(call.q, call.k, call.grid, call.site, call.scale)]
+
+
+def heads_figure(found: list[dict[str, Any]]) -> Figure:
+    """Near and far: time across, the picture up, size by how spread out the attention is."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+    steps = sorted({row["step"] for row in found})
+    axes = figure.subplots(1, len(steps), sharex=True, sharey=True)
+    for axis, step in zip(axes, steps, strict=True):
+        for row in (row for row in found if row["step"] == step):
+            t, h, w = row["reach"]
+            at = t, max(h, w)
+            axis.scatter(*at, s=15 + 330 * row["entropy"] ** 4, color=KINDS[row["kind"]], alpha=0.6)
+            axis.annotate(str(row["layer"]), at, fontsize=6, ha="center", va="center", color=INK)
+        axis.axhline(0.5, color=FAINT, linewidth=0.5)
+        axis.axvline(0.5, color=FAINT, linewidth=0.5)
+        axis.set_title(f"step {step + 1} of {STEPS}", fontsize=9, color=INK)
+        axis.set_xlabel("how far it looks in time", fontsize=8, color=FAINT)
+        _quiet(axis)
+    axes[0].set_ylabel("… in the picture", fontsize=8, color=FAINT)
+    return figure
+
+
+def small(picture: Path, name: str) -> None:
+    """A contact sheet as a lossy picture, a tenth of its size."""
+    from PIL import Image
+
+    Image.open(picture).convert("RGB").save(ASSETS / f"{name}.webp", quality=72, method=6)
+
+
+def film(video: Path) -> None:
+    """A film that plays where it stands."""
+    from PIL import Image
+
+    from jali.quality.clip import read_clip
+
+    clip = read_clip(video)
+    frames = [Image.fromarray(frame.numpy()) for frame in clip.frames]
+    frames[0].save(
+        ASSETS / "nano.webp", save_all=True, append_images=frames[1:], loop=0, quality=55, method=6,
+        duration=round(1000 / clip.fps),
+    )  # fmt: skip
+
+
+def _quiet(axis: Axes) -> None:
+    axis.tick_params(length=2, labelsize=7, labelcolor=FAINT)
+    for spine in axis.spines.values():
+        spine.set_edgecolor("#c9cfda")
+        spine.set_linewidth(0.6)
+
+
+def _row(head: Head) -> dict[str, Any]:
+    reach = [round(r, 3) for r in head.reach]
+    place = {name: asdict(head.site)[name] for name in ("step", "layer")}
+    return {
+        **place, "head": head.head, "entropy": round(head.entropy, 3), "reach": reach,
+        "kind": head.kind,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("losses", "heads", "sheet", "film"))
+    parser.add_argument("given", nargs="*")
+    asked = parser.parse_args()
+    if asked.what == "losses":
+        losses().savefig(ASSETS / "nano-losses.png", dpi=110)
+    elif asked.what == "sheet":
+        small(Path(asked.given[0]), asked.given[1])
+    elif asked.what == "film":
+        film(Path(asked.given[0]))
+    else:
+        rows = [_row(head) for head in heads()]
+        text = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        about = f'"prompt": "{PROMPT}", "size": [192, 320, 37], "steps": {STEPS}'
+        file = RESULTS / "nano-heads.json"
+        file.write_text(f'{{{about}, "rows": [\n{text}\n]}}\n', "utf-8")
+        heads_figure(rows).savefig(ASSETS / "nano-heads.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
