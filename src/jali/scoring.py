@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -159,11 +159,28 @@ def antidiagonal_scores(
         return fused_scores.antidiagonal_scores(
             q, k, q_block, k_block, scale, stride, key_length=_length(padding)
         )
+    groups = -(-layout.q.tokens // stride), -(-layout.k.tokens // stride)
+    some = functools.partial(
+        _antidiagonal_scores, layout=layout, scale=scale, padding=padding, g=stride,
+        causal=causal, drop_tail=drop_tail,
+    )  # fmt: skip
+    return _by_heads(some, q, k, layout, math.prod(groups))
+
+
+def _antidiagonal_scores(
+    q: Tensor,
+    k: Tensor,
+    layout: BlockLayout,
+    scale: float,
+    padding: KeyPadding | None,
+    g: int,
+    causal: bool,
+    drop_tail: bool,
+) -> Tensor:
     B, H, Sq, _ = q.shape
-    g = stride
     token = torch.arange(0, -(-Sq // g) * g, device=q.device).clamp_max(Sq - 1)
     backwards = token.unflatten(0, (-1, g)).flip(1).flatten()
-    queries = wide(q[:, :, backwards]).unflatten(2, (-1, g)).flatten(3)  # [B, H, Gq, g·D]
+    queries = wide(q.index_select(2, backwards)).unflatten(2, (-1, g)).flatten(3)  # [B, H, Gq, g·D]
     queries *= scale / g  # a fresh copy; products are means over g pairs
     keys, weight = _key_groups(k, g, padding, drop_tail)
     groups = -(-layout.blocks.q // g)
@@ -222,10 +239,27 @@ def peak_scores(
             _length(padding),
             normalised=normalised,
         )
+    some = functools.partial(
+        _peak_scores, layout=layout, scale=scale, q_positions=q_positions,
+        k_positions=k_positions, padding=padding, normalised=normalised,
+    )  # fmt: skip
+    return _by_heads(some, q, k, layout, q_positions.numel() * k_positions.numel())
+
+
+def _peak_scores(
+    q: Tensor,
+    k: Tensor,
+    layout: BlockLayout,
+    scale: float,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    padding: KeyPadding | None,
+    normalised: bool,
+) -> Tensor:
     B, H, _, _ = q.shape
     (M, P), (N, Q) = q_positions.shape, k_positions.shape
-    queries = wide(q[:, :, q_positions.flatten()]) * scale
-    keys = wide(k[:, :, k_positions.clamp_min(0).flatten()])
+    queries = wide(q.index_select(2, q_positions.flatten())).mul_(scale)
+    keys = wide(k.index_select(2, k_positions.clamp_min(0).flatten()))
     hidden = (k_positions < 0).flatten()[None]
     if padding is not None:
         hidden = hidden | ~padding.valid(layout.k.tokens)[:, k_positions.clamp_min(0).flatten()]
@@ -276,6 +310,21 @@ def _key_groups(
     count = valid.unflatten(1, (whole, g)).sum(-1).to(keys)
     keys = keys.unflatten(2, (whole, g)).flatten(3) * (g / count.clamp_min(1))[:, None, :, None]
     return keys, (count / g).log()[:, None, None]
+
+
+def _by_heads(
+    some: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor, layout: BlockLayout, logits: int
+) -> Tensor:
+    """Scores of a few heads at a time, by the `logits` of one: what is copied of q and k to score
+    all heads would take as much memory as they do."""
+    B, H = q.shape[:2]
+    each = H // k.shape[1]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    out = torch.empty(B, H, layout.M, layout.N, dtype=dtype, device=q.device)
+    for kv in _chunks(k.shape[1], B * each * logits * dtype.itemsize):
+        heads = slice(kv.start * each, kv.stop * each)
+        out[:, heads] = some(q[:, heads], k[:, kv])
+    return out
 
 
 def _matmul(q: Tensor, k: Tensor) -> Tensor:

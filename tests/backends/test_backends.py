@@ -53,7 +53,7 @@ def test_every_reason_is_a_sentence_and_tolerances_are_stated() -> None:
 
 @pytest.mark.parametrize("scratch", [1, 5_000, 10**9])
 def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("SCRATCH_BYTES", "SCRATCH_BESIDE_COPIES"):
+    for limit in ("SCRATCH_BYTES", "SCRATCH_BESIDE_COPIES", "SCRATCH_OF_SEVERAL_LEVELS"):
         monkeypatch.setattr(torch_backend, limit, scratch)
     q, k, v = tensors(300, B=2, H=4, kv=2)
     for method in (Psa(q_block=32, k_block=16), Entropy(Budget(0.4), q_block=32, k_block=16)):
@@ -61,6 +61,22 @@ def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyP
         wanted = attend(q, k, v, method=method, backend="reference")
         assert relative(small.out, wanted.out) < 5e-6
         torch.testing.assert_close(small.lse, wanted.lse, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scratch", [50_000, 10**8])  # in chunks of their own, or in one
+def test_heads_with_huge_logits_among_calm_ones(
+    scratch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_backend, "SCRATCH_BYTES", scratch)
+    q, k, v = tensors(300, H=4)
+    q[:, 1], q[:, 2] = 100 * q[:, 1], q[:, 2].sign()
+    k[:, 1], k[:, 2] = 100 * k[:, 1], -10 * q[:, 2, :1]  # overflow; underflow of query 0
+    layout = block_layout(TokenGrid.flat(300), blocks=Blocks(32, 16))
+    plan = BlockPlan.from_levels(torch.ones(1, 4, layout.M, layout.N), layout)
+    out, lse = Torch().attend(q, k, v, plan, 0.25)
+    wanted, wanted_lse = Reference().attend(q, k, v, plan, 0.25)
+    assert relative(out, wanted) < 5e-6
+    torch.testing.assert_close(lse, wanted_lse, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [41, 44, 48])

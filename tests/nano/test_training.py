@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from jali.nano import config, reader, train
+from jali.nano import config, flow, latents, reader, train
 from jali.nano.autoencoder import decode_whole, encode_whole
 from jali.nano.listening import listen_without_padding
 from jali.nano.muon import Muon, orthogonal
@@ -107,12 +107,12 @@ def test_a_lesson_asks_only_for_what_is_said() -> None:
 
 
 def test_the_course_covers_the_whole_time_and_starts_with_pictures() -> None:
-    ends = [phase.until for phase in train.COURSE]
+    ends = [phase.until for phase in flow.COURSE]
     assert ends == sorted(ends)
     assert ends[-1] == 1.0
-    assert train.due(0, 0.0).set.frames == 1
-    assert {train.due(i, 0.99).set for i in range(4)} == {train.CLIPS, train.WIDE_CLIPS}
-    assert train.due(0, 1.5) in train.COURSE[-1].batches
+    assert flow.due(0, 0.0).set.frames == 1
+    assert {flow.due(i, 0.99).set for i in range(4)} == {latents.CLIPS, latents.WIDE_CLIPS}
+    assert flow.due(0, 1.5) in flow.COURSE[-1].batches
 
 
 @pytest.mark.usefixtures("small")
@@ -121,13 +121,13 @@ def test_every_stage_runs_is_found_again_and_becomes_a_pipeline(
 ) -> None:
     from diffusers import WanPipeline
 
-    sets = [train.Set(f, 16, w, 2) for f in (1, 5) for w in (16, 32)]
+    sets = [latents.Set(f, 16, w, 2) for f in (1, 5) for w in (16, 32)]
     monkeypatch.setattr(train, "CROP", 16)
-    monkeypatch.setattr(train, "SETS", tuple(sets))
+    monkeypatch.setattr(latents, "SETS", tuple(sets))
     monkeypatch.setattr(train, "CLIPS", sets[2])
     monkeypatch.setattr(train, "WIDE_CLIPS", sets[3])
-    phase = train.Phase(1.0, (train.Batch(sets[0], 1, 2), train.Batch(sets[3], 2, 1)))
-    monkeypatch.setattr(train, "COURSE", (phase,))
+    phase = flow.Phase(1.0, (flow.Batch(sets[0], 1, 2), flow.Batch(sets[3], 2, 1)))
+    monkeypatch.setattr(flow, "COURSE", (phase,))
     monkeypatch.setattr(train, "SECONDS", dict.fromkeys(train.SECONDS, 0.2))
     whole = train.train_autoencoder
     monkeypatch.setattr(

@@ -6,6 +6,7 @@ each other, so that two ordinary batched products do the attention. Scratch stay
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ from jali.padding import KeyPadding
 from jali.plan import BlockPlan
 
 # Longer chunks waste less between products. Just below 32 MB, above which the C library gives
-# memory back at once and every call pays for its pages again; half of it where rearranged copies
-# of q, k and v take memory already.
+# memory back at once and every call pays for its pages again; less where rearranged copies of q, k
+# and v take memory already. Rows of several levels differ in length: short chunks fill up less.
 SCRATCH_BYTES = 30 * 2**20
-SCRATCH_BESIDE_COPIES = 15 * 2**20
+SCRATCH_BESIDE_COPIES = 12 * 2**20
+SCRATCH_OF_SEVERAL_LEVELS = 4 * 2**20
 
 
 class Torch(Backend):
@@ -48,7 +50,7 @@ class Torch(Backend):
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
         padding: KeyPadding | None = None, spare: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        B, H, Sq, D = q.shape
+        B, H, Sq, _ = q.shape
         if len(plan.ratios) > 1 and k.shape[1] > 1:
             return self._head_by_head(q, k, v, plan, scale, padding, spare)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -56,37 +58,31 @@ class Torch(Backend):
         out = torch.empty_like(q) if spare is None else spare
         lse = torch.empty(B, H, Sq, dtype=torch.float32, device=q.device)
         limit = SCRATCH_BYTES if spare is None else SCRATCH_BESIDE_COPIES
+        if len(levels) > 1:
+            limit = SCRATCH_OF_SEVERAL_LEVELS
         scratch = _Scratch(limit, dtype, q.device)
-        longest = F.pad(_norms(q), (0, plan.layout.M * plan.blocks.q - Sq))
-        longest = longest.unflatten(2, (plan.layout.M, plan.blocks.q)).amax(-1)  # [B, H, M]
-        for rows in _chunks(plan, B, H, D, limit):
+        block, calm = plan.blocks.q, True
+        for rows in _chunks(levels, (B, H, plan.layout.M), block, scratch.size):
             scratch.clear()
             read = _read(levels, rows, k.shape[2], k.shape[1], H, scratch)
-            tame = bool(abs(scale) * longest[tuple(rows)].amax() * read.longest < 60)
             # Chunks never mix the short last block with others, so all rows are of one length.
-            first = int(rows.m[0]) * plan.blocks.q
-            length = min(plan.blocks.q, Sq - first)
+            length = min(block, Sq - int(rows.m[0]) * block)
             # Dense rows of a long sequence are cut once more, to keep their logits small.
-            step = max(1, scratch.room // (read.keys.shape[0] * (read.keys.shape[1] + D)))
+            step = max(1, scratch.room // (len(rows.m) * read.keys.shape[1]))
             for start in range(0, length, step):
                 size = min(step, length - start)
-                runs = list(_runs(rows, plan.blocks.q, start, size, length))
-                queries = scratch.take(len(rows.m), size, D)
-                for here, b, h, there in runs:
-                    queries[here] = q[b, h, there].unflatten(0, (-1, size))
+                queries = _cut(q, block, start, size)[rows.place].to(dtype)
                 ahead = None
                 if plan.causal:
                     assert plan.layout.offset is not None
-                    query = torch.from_numpy(rows.m).to(q.device)[:, None] * plan.blocks.q + start
+                    query = torch.from_numpy(rows.m).to(q.device)[:, None] * block + start
                     query = query + torch.arange(size, device=q.device) + plan.layout.offset
                     ahead = read.last()[:, None] > query[..., None]
                 logits = scratch.take(len(rows.m), size, read.keys.shape[1])
-                out_part, lse_part = _attend(queries, read, scale, ahead, logits, tame)
-                for here, b, h, there in runs:
-                    out[b, h, there] = out_part[here].flatten(0, 1)
-                    lse[b, h, there] = lse_part[here].flatten()
+                part, sums, calm = _attend(queries, read, scale, ahead, logits, calm)
+                _cut(out, block, start, size)[rows.place] = part.to(out.dtype)
+                _cut(lse, block, start, size)[rows.place] = sums.to(lse.dtype)
                 scratch.give(logits)
-                scratch.give(queries)
         return out, lse
 
     def _head_by_head(
@@ -107,50 +103,64 @@ class Torch(Backend):
         return out, lse
 
 
-def _norms(x: Tensor) -> Tensor:
-    """The length of every row, [..., D] -> [...]."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+def _cut(x: Tensor, block: int, start: int, size: int) -> Tensor:
+    """Tokens start to start + size of every block that has them, as a view: [B, H, S, ...] ->
+    [B, H, blocks, size, ...]."""
+    return x[:, :, start:].unfold(2, size, block).movedim(-1, 3)
 
 
 def _attend(
-    queries: Tensor, read: _Read, scale: float, ahead: Tensor | None, logits: Tensor, tame: bool
-) -> tuple[Tensor, Tensor]:
+    queries: Tensor, read: _Read, scale: float, ahead: Tensor | None, logits: Tensor, calm: bool
+) -> tuple[Tensor, Tensor, bool]:
     """Two batched products, with the softmax in place of the logits. [R, L, D] and [R, L].
 
-    `tame`: no logit can be beyond ±60, by the lengths of queries and keys. Then exp() neither
-    overflows nor loses a row, and the two passes that find and subtract each row's largest logit
-    are left out.
+    While a call is `calm`, the two passes that find and subtract each row's largest logit are left
+    out; the sums tell whether that was right. If not, the chunk is done again, and whether the
+    rest of the call is calm is the last of the three results.
     """
-    torch.bmm(queries.mul_(scale), read.keys.transpose(1, 2), out=logits)
-    if read.bias is not None:
-        logits += read.bias[:, None]
-    if ahead is not None:
-        logits.masked_fill_(ahead, -torch.inf)
-    top: Tensor | float = 0.0
-    if not tame:
-        top = logits.amax(-1, keepdim=True)
-        top = torch.where(top == -torch.inf, 0, top)  # a row that reads no real key
-        logits.sub_(top)
-    total = logits.exp_().sum(-1, keepdim=True)
+    keys = read.keys.transpose(1, 2)
+    while True:
+        torch.baddbmm(logits, queries, keys, beta=0, alpha=scale, out=logits)
+        if read.bias is not None:
+            logits += read.bias[:, None]
+        if ahead is not None:
+            logits.masked_fill_(ahead, -torch.inf)
+        top: Tensor | float = 0.0
+        if not calm:
+            top = logits.amax(-1, keepdim=True)
+            top = torch.where(top == -torch.inf, 0, top)  # a row that reads no real key
+            logits.sub_(top)
+        total = logits.exp_().sum(-1, keepdim=True)
+        if not calm or _in_range(total):
+            break
+        calm = False
     out = torch.bmm(logits, read.values).div_(total.clamp_min(torch.finfo(total.dtype).tiny))
-    return out, (total.log() + top).squeeze(-1)
+    return out, (total.log() + top).squeeze(-1), calm
+
+
+def _in_range(total: Tensor) -> bool:
+    """Whether sums of exponentials are so far from overflow and underflow that they are as exact
+    as with the largest logit taken out, and that their products with values are too."""
+    low, high = total.aminmax()
+    return float(low) > math.exp(-60) and float(high) < math.exp(60)
 
 
 class _Scratch:
     """One piece of memory, used for every chunk again: fresh memory costs more than the work."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.memory = torch.empty(size // dtype.itemsize, dtype=dtype, device=device)
+        self.size = size // dtype.itemsize
+        self.memory = torch.empty(self.size, dtype=dtype, device=device)
         self.used = 0
 
     @property
     def room(self) -> int:
         """Elements left, at least a few: what does not fit gets memory of its own."""
-        return max(self.memory.numel() - self.used, self.memory.numel() // 8)
+        return max(self.size - self.used, self.size // 8)
 
     def take(self, *shape: int) -> Tensor:
         size = math.prod(shape)
-        if self.used + size > self.memory.numel():
+        if self.used + size > self.size:
             return self.memory.new_empty(shape)
         found = self.memory[self.used : self.used + size].view(shape)
         self.used += size
@@ -173,7 +183,6 @@ class _Read:
     keys: Tensor
     values: Tensor
     bias: Tensor | None
-    longest: Tensor  # the length of the longest key, a scalar
     chosen: tuple[tuple[_Level, Tensor], ...]
     tokens: int
 
@@ -193,10 +202,9 @@ class _Level:
 
     keys: Tensor  # [B·Hkv·N, rows, D]
     values: Tensor
-    norms: Tensor  # [B·Hkv·N]; the length of the longest key of each block
     log_count: Tensor | None  # [B|1, N, rows]; None where every key counts once
-    counts: Tensor  # [B|1, H|1, M]
-    indices: Tensor  # [B|1, H|1, M, W]
+    counts: Index  # [B|1, H|1, M], on the host
+    indices: Tensor  # [B|1 · H|1 · M, W]
     blocks: int
     ratio: int
 
@@ -216,59 +224,68 @@ class _Level:
         log_count = F.pad(log_count, (0, missing), value=-torch.inf).unflatten(1, (N, rows))
         listed = plan.lists[ratio]
         bias = None if plain else log_count
-        norms = _norms(keys).amax(-1)
-        return cls(keys, values, norms, bias, listed.counts, listed.indices, N, ratio)
+        counts = listed.counts.cpu().numpy()
+        return cls(keys, values, bias, counts, listed.indices.flatten(0, 2), N, ratio)
 
     @property
     def rows(self) -> int:
         return self.keys.shape[1]
 
-    def bias(self, batch: Tensor, chosen: Tensor, listed: Tensor, like: Tensor) -> Tensor | None:
+    def chosen(self, rows: _Rows) -> tuple[Tensor, Tensor | None]:
+        """The key blocks that the rows read [R, most], and which of these entries mean something
+        (None: all do)."""
+        b, h = rows.batch % self.counts.shape[0], rows.head % self.counts.shape[1]
+        count = self.counts[b, h, rows.m]
+        most = int(count.max())
+        line = np.ravel_multi_index((b, h, rows.m), self.counts.shape)
+        device = self.indices.device
+        blocks = self.indices[:, :most].index_select(0, torch.from_numpy(line).to(device))
+        if bool((count == most).all()):
+            return blocks, None
+        return blocks, torch.from_numpy(np.arange(most) < count[:, None]).to(device)
+
+    def bias(
+        self, rows: _Rows, chosen: Tensor, listed: Tensor | None, like: Tensor
+    ) -> Tensor | None:
         """What is added to the logits: the log of the keys behind each, −inf for none. [R, n]."""
-        if self.log_count is None and bool(listed.all()):
+        if self.log_count is None and listed is None:
             return None
         if self.log_count is None:
             bias = like.new_zeros(*chosen.shape, self.rows)
         else:
-            bias = self.log_count[(batch % self.log_count.shape[0])[:, None], chosen].to(like)
-        return bias.masked_fill(~listed[..., None], -torch.inf).flatten(1)
+            batch = torch.from_numpy(rows.batch % self.log_count.shape[0]).to(chosen.device)
+            bias = self.log_count[batch[:, None], chosen].to(like)
+        if listed is not None:
+            bias = bias.masked_fill(~listed[..., None], -torch.inf)
+        return bias.flatten(1)
 
 
 def _read(
     levels: list[_Level], rows: _Rows, tokens: int, kv_heads: int, heads: int, scratch: _Scratch
 ) -> _Read:
     """Gather the blocks that these rows read of all `tokens` keys, level after level."""
-    device = levels[0].keys.device
-    batch, head, m = (torch.from_numpy(x).to(device) for x in rows)
-    kv_row = batch * kv_heads + head // (heads // kv_heads)
-    found = []
-    for level in levels:
-        b, h = batch % level.counts.shape[0], head % level.counts.shape[1]
-        count = level.counts[b, h, m]
-        most = int(count.max())
-        chosen = level.indices[b, h, m, :most].long()
-        listed = torch.arange(most, device=device) < count[:, None]
-        found.append((level, chosen, listed))
+    R, D = len(rows.m), levels[0].keys.shape[-1]
+    kv_row = rows.batch * kv_heads + rows.head // (heads // kv_heads)
+    found = [(level, *level.chosen(rows)) for level in levels]
     total = sum(chosen.shape[1] * level.rows for level, chosen, _ in found)
-    D = levels[0].keys.shape[-1]
-    keys, values = scratch.take(len(m), total, D), scratch.take(len(m), total, D)
-    biases, longest = [], []
+    keys, values = scratch.take(R, total, D), scratch.take(R, total, D)
+    biases = []
     start = 0
     for level, chosen, listed in found:
-        flat = (kv_row[:, None] * level.blocks + chosen).flatten()
+        first = torch.from_numpy(kv_row * level.blocks).to(chosen.device)
+        flat = (first[:, None] + chosen).flatten()
         stop = start + chosen.shape[1] * level.rows
         for into, source in ((keys, level.keys), (values, level.values)):
             if len(levels) == 1 and source.dtype == into.dtype:
                 torch.index_select(source, 0, flat, out=into.view(-1, *source.shape[1:]))
             else:
-                into[:, start:stop] = source.index_select(0, flat).view(len(m), -1, D)
-        biases.append(level.bias(batch, chosen, listed, keys))
-        longest.append(level.norms[flat].amax() if len(flat) else level.norms.new_zeros(()))
+                into[:, start:stop] = source.index_select(0, flat).view(R, -1, D)
+        biases.append(level.bias(rows, chosen, listed, keys))
         start = stop
     present = [bias for bias in biases if bias is not None]  # of several levels, all are
     bias = torch.cat(present, dim=1) if present else None
     chosen_blocks = tuple((level, blocks) for level, blocks, _ in found)
-    return _Read(keys, values, bias, torch.stack(longest).amax(), chosen_blocks, tokens)
+    return _Read(keys, values, bias, chosen_blocks, tokens)
 
 
 @dataclass(frozen=True)
@@ -279,47 +296,34 @@ class _Rows:
     head: Index
     m: Index
 
-    def __iter__(self) -> Iterator[Index]:
-        return iter((self.batch, self.head, self.m))
+    @functools.cached_property
+    def place(self) -> tuple[int | Index, int | Index, slice | Index]:
+        """Where the rows lie in [B, H, M, ...]: slices where neighbours make it a view."""
+        b, h, m = int(self.batch[0]), int(self.head[0]), int(self.m[0])
+        one_head = (self.batch[-1], self.head[-1]) == (b, h)
+        if one_head and np.array_equal(self.m, np.arange(m, m + len(self.m))):
+            return b, h, slice(m, m + len(self.m))
+        return self.batch, self.head, self.m
 
 
-def _runs(
-    rows: _Rows, block: int, start: int, size: int, length: int
-) -> Iterator[tuple[slice, int, int, slice]]:
-    """Neighbouring rows that one copy serves: their slice of the chunk, sample, head, tokens."""
-    first = 0
-    for row in range(1, len(rows.m) + 1):
-        together = (
-            row < len(rows.m)
-            and size == length == block
-            and rows.batch[row] == rows.batch[first]
-            and rows.head[row] == rows.head[first]
-            and rows.m[row] == rows.m[row - 1] + 1
-        )
-        if not together:
-            at = int(rows.m[first]) * block + start
-            tokens = slice(at, at + (row - first) * size)
-            yield slice(first, row), int(rows.batch[first]), int(rows.head[first]), tokens
-            first = row
-
-
-def _chunks(plan: BlockPlan, B: int, H: int, D: int, limit: int) -> Iterator[_Rows]:
-    """All query blocks, those with equal work together, each chunk within `limit` bytes."""
-    M, threads = plan.layout.M, torch.get_num_threads()
-    work_bhm = np.zeros((B, H, M), dtype=np.int64)
-    for ratio in plan.ratios:
-        counts = plan.lists[ratio].counts.cpu().numpy()
-        work_bhm += counts.astype(np.int64) * (plan.blocks.k // ratio)
-    is_last = np.broadcast_to(np.arange(M) == M - 1, work_bhm.shape).ravel()
+def _chunks(
+    levels: list[_Level], shape: tuple[int, int, int], block: int, room: int
+) -> Iterator[_Rows]:
+    """All query blocks [B, H, M], those with equal work together, within `room` elements."""
+    threads = torch.get_num_threads()
+    work_bhm = np.zeros(shape, dtype=np.int64)
+    for level in levels:
+        work_bhm += level.counts.astype(np.int64) * level.rows
+    D = levels[0].keys.shape[-1]
+    is_last = np.broadcast_to(np.arange(shape[2]) == shape[2] - 1, shape).ravel()
     work = work_bhm.ravel()
     order = np.lexsort((work, is_last))
     position = 0
     # Only a plan of one level gains from equal counts: its rows then need no bias at all.
-    exact = len(plan.ratios) == 1
+    exact = len(levels) == 1
     while position < len(order):
         first = order[position]
-        row_bytes = 4 * (max(1, work[first]) * (2 * D + plan.blocks.q) + plan.blocks.q * D)
-        fitting = max(1, limit // row_bytes)
+        fitting = max(1, room // (max(1, int(work[first])) * (2 * D + block)))
         if fitting > threads:  # a product is shared out by rows: none should wait for the last
             fitting -= fitting % threads
         rows = order[position : position + fitting]
@@ -329,7 +333,5 @@ def _chunks(plan: BlockPlan, B: int, H: int, D: int, limit: int) -> Iterator[_Ro
         else:
             same &= work[rows] <= 2 * work[first]
         rows = rows[: len(rows) if same.all() else int(np.argmin(same))]
-        batch, rest = np.divmod(rows, H * M)
-        head, m = np.divmod(rest, M)
-        yield _Rows(batch, head, m)
+        yield _Rows(*np.unravel_index(rows, shape))
         position += len(rows)

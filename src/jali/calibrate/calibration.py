@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
 from pathlib import Path
 from typing import Any
 

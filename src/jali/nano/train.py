@@ -14,7 +14,6 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,67 +24,17 @@ from jali.integration.intact import write_checksums
 from jali.nano import config
 from jali.nano.autoencoder import decode_whole, encode_whole
 from jali.nano.film import film
+from jali.nano.flow import Model, train_flow
 from jali.nano.grammar import sample_scenes
-from jali.nano.listening import listen_without_padding
-from jali.nano.muon import Muon
+from jali.nano.latents import CLIPS, WIDE_CLIPS, Set, channels, load_latents, save_statistics
 from jali.nano.reader import Reader, lesson
 from jali.nano.trainer import Clock, Trainer, adam, say
 
 # Seconds on one H200; `--pace 0.1` tries the whole recipe at a tenth of the length.
 SECONDS = {"autoencoder": 272.0, "text": 25.0, "flow": 760.0}
 
-LONGEST = 176  # bytes: the longest caption has 170, then its end, and zeros
 CROP = 64
 HEIGHTS = (128, 192)  # of the pictures that crops are taken from
-
-
-@dataclass(frozen=True, slots=True)
-class Set:
-    """Clips of one size that are encoded once."""
-
-    frames: int
-    height: int
-    width: int
-    count: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.height}x{self.width}x{self.frames}"
-
-
-PICTURES, WIDE_PICTURES = Set(1, 128, 128, 24_000), Set(1, 192, 320, 8_000)
-CLIPS, WIDE_CLIPS = Set(33, 128, 128, 6_000), Set(37, 192, 320, 3_000)
-SETS = (PICTURES, WIDE_PICTURES, CLIPS, WIDE_CLIPS)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one step sees: so many samples of a set, cut to so many latent frames.
-
-    Latents are causal in time, so the first ones of a long clip are those of a short one.
-    """
-
-    set: Set
-    frames: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Until this share of the time, steps take these batches by turns."""
-
-    until: float
-    batches: tuple[Batch, ...]
-
-
-# Pictures teach words, colours and shapes at a small part of a clip's price; short clips teach what
-# moves; the rest is practice at full length.
-COURSE = (
-    Phase(0.30, (Batch(PICTURES, 1, 256),) * 3 + (Batch(WIDE_PICTURES, 1, 64),)),
-    Phase(0.50, (Batch(CLIPS, 3, 80), Batch(CLIPS, 3, 80), Batch(WIDE_CLIPS, 3, 20))),
-    Phase(0.85, (Batch(CLIPS, 9, 32), Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))),
-    Phase(1.00, (Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))),
-)
 
 
 # The autoencoder
@@ -162,38 +111,6 @@ def reconstruction(vae: Any, size: Set, count: int, seed: int) -> float:
     return sum(-10 * math.log10(e) for e in errors) / count
 
 
-# Latents
-
-
-@dataclass
-class Latents:
-    """Encoded clips of one size, and their captions as bytes."""
-
-    latents: Tensor  # bf16 [n, z, f, h, w]
-    tokens: Tensor  # int16 [n, longest], 0 where there is none
-
-
-@torch.no_grad()
-def encode_set(vae: Any, which: Set, seed: int) -> Latents:
-    device = next(vae.parameters()).device
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    half = config.autoencoder().to(device, dtype)
-    half.load_state_dict(vae.state_dict())
-    pixels = which.frames * which.height * which.width
-    batch = min(which.count, max(1, 16 * 33 * 128 * 128 // pixels))
-    found: list[Tensor] = []
-    captions: list[str] = []
-    while len(captions) < which.count:
-        scenes = sample_scenes(batch, seed + len(found), which.width / which.height)
-        # A picture is any moment of its scene, not always the first.
-        start = torch.randint(0, 33, (batch,)).to(device) if which.frames == 1 else None
-        clips = film(scenes.to(device), which.frames, which.height, which.width, start=start)
-        found.append(encode_whole(half, clips.to(dtype)).chunk(2, 1)[0].bfloat16())
-        captions += scenes.captions(seed + len(found))
-    ids = config.tokenizer()(captions, padding="max_length", max_length=LONGEST).input_ids
-    return Latents(torch.cat(found), torch.tensor(ids, dtype=torch.int16, device=device))
-
-
 # The text encoder
 
 
@@ -210,99 +127,6 @@ def train_text(encoder: Any, clock: Clock, seed: int) -> list[tuple[float, float
         trainer.step(loss)
         trainer.note(loss, 100, "text")
     trainer.average.apply()
-    return trainer.losses
-
-
-# The transformer
-
-
-class Model(nn.Module):
-    """Text encoder and transformer as one module with one optimiser."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text_encoder = config.text_encoder()
-        self.transformer = config.transformer()
-
-    def forward(self, noisy: Tensor, timestep: Tensor, tokens: Tensor) -> Tensor:
-        text = self.read(tokens)
-        return self.transformer(noisy, timestep, text, return_dict=False)[0]
-
-    def read(self, tokens: Tensor) -> Tensor:
-        """As WanPipeline does, zeros after the text; but one stands for many (`listening.py`)."""
-        mask = tokens > 0
-        states = self.text_encoder(tokens.long(), attention_mask=mask.long()).last_hidden_state
-        return states * mask.unsqueeze(-1)
-
-
-def flow_loss(model: nn.Module, clean: Tensor, tokens: Tensor) -> Tensor:
-    noise = torch.randn_like(clean)
-    u = torch.sigmoid(torch.randn(len(clean), device=clean.device))
-    sigma = config.SHIFT * u / (1 + (config.SHIFT - 1) * u)
-    level = sigma.view(-1, 1, 1, 1, 1)
-    noisy = (1 - level) * clean + level * noise
-    velocity = model(noisy, sigma * 1000, tokens)
-    return (velocity.float() - (noise - clean)).pow(2).mean()
-
-
-def without_captions(tokens: Tensor, share: float) -> Tensor:
-    """Empty sentences here and there, so that the model can be guided."""
-    empty = torch.zeros_like(tokens)
-    empty[:, 0] = 1  # the end of a text
-    drop = torch.rand(len(tokens), 1, device=tokens.device) < share
-    return torch.where(drop, empty, tokens)
-
-
-def due(step: int, progress: float) -> Batch:
-    """The batch whose turn it is."""
-    phase = next((phase for phase in COURSE if progress < phase.until), COURSE[-1])
-    return phase.batches[step % len(phase.batches)]
-
-
-def block_matrices(transformer: nn.Module) -> list[nn.Parameter]:
-    """What Muon steps: the weights inside the blocks."""
-    return [p for name, p in transformer.named_parameters() if "blocks." in name and p.dim() == 2]
-
-
-def train_flow(
-    model: Model, sets: dict[Set, Latents], mean: Tensor, std: Tensor, clock: Clock, compiled: bool
-) -> list[tuple[float, float]]:
-    device = mean.device
-    inside = block_matrices(model.transformer)
-    known = {id(p) for p in inside}
-    others = [p for p in model.transformer.parameters() if id(p) not in known]
-    optimisers = [
-        Muon(inside, 1.5e-3, weight_decay=0.01),
-        adam(others, 1e-3),
-        adam(model.text_encoder.parameters(), 2e-4),
-    ]
-    trainer = Trainer(model, optimisers, clock, decay=0.9985)
-    listen_without_padding(model.transformer, LONGEST, config.TEXT_LENGTH)
-    if compiled:
-        import torch._dynamo.config as dynamo
-
-        dynamo.recompile_limit = 64  # one graph for every kind of batch
-        model.transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
-    seen: set[Batch] = set()
-    clock.restart()
-    while clock.progress < 1:
-        batch = due(trainer.steps, clock.progress)
-        latents = sets[batch.set]
-        began = time.monotonic()
-        rows = torch.randint(len(latents.latents), (batch.size,), device=device)
-        clean = (latents.latents[rows, :, : batch.frames].float() - mean) / std
-        tokens = without_captions(latents.tokens[rows], 0.1)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = flow_loss(model, clean, tokens)
-        trainer.step(loss)
-        if batch not in seen:  # compiling is not training
-            seen.add(batch)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            clock.start += time.monotonic() - began
-        trainer.note(loss, 101, "flow")  # a prime: every kind of batch is noted
-    trainer.average.apply()
-    say(f"flow: {trainer.steps} steps")
     return trainer.losses
 
 
@@ -370,40 +194,6 @@ def stage(file: Path, module: nn.Module, run: Callable[[], list[tuple[float, flo
     part.rename(file)
 
 
-def load_latents(
-    state: Path, vae: Any, pace: float, seed: int, device: torch.device
-) -> dict[Set, Latents]:
-    sets = {}
-    for i, which in enumerate(SETS):
-        file = state / f"latents-{which.name}.pt"
-        if not file.exists():
-            fewer = replace(which, count=max(64, int(which.count * min(1.0, pace))))
-            latents = encode_set(vae, fewer, seed + 2 * 10**6 + i * 10**5)
-            part = file.with_suffix(".part")
-            torch.save({"latents": latents.latents, "tokens": latents.tokens}, part)
-            part.rename(file)
-        saved = torch.load(file, weights_only=True, map_location=device)
-        say(f"latents {which.name}: {len(saved['latents'])}")
-        sets[which] = Latents(**saved)
-    return sets
-
-
-def save_statistics(sets: list[Latents], file: Path) -> None:
-    """Mean and deviation per channel, every size with the same weight: [1, z, 1, 1, 1]."""
-    means, squares = [], []
-    for latents in sets:
-        some = latents.latents[:1000].float()
-        means.append(some.mean((0, 2, 3, 4)))
-        squares.append((some**2).mean((0, 2, 3, 4)))
-    mean = torch.stack(means).mean(0)
-    std = (torch.stack(squares).mean(0) - mean**2).sqrt()
-    torch.save({"mean": _channels(mean), "std": _channels(std)}, file)
-
-
-def _channels(values: Tensor) -> Tensor:
-    return values.view(1, -1, 1, 1, 1)
-
-
 def adopt_autoencoder(folder: Path, state: Path) -> None:
     """Take a trained autoencoder, and what it says about its latents, as the finished stage."""
     from diffusers import AutoencoderKLWan
@@ -411,7 +201,7 @@ def adopt_autoencoder(folder: Path, state: Path) -> None:
     vae = AutoencoderKLWan.from_pretrained(str(folder), torch_dtype=torch.float32)
     torch.save({"weights": vae.state_dict(), "losses": []}, state / "autoencoder.pt")
     mean, std = torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
-    torch.save({"mean": _channels(mean), "std": _channels(std)}, state / "statistics.pt")
+    torch.save({"mean": channels(mean), "std": channels(std)}, state / "statistics.pt")
 
 
 def export(state: Path, folder: Path) -> None:

@@ -1,0 +1,100 @@
+"""Clips as the transformer sees them: filmed and encoded once, kept in files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jali.nano import config
+from jali.nano.autoencoder import encode_whole
+from jali.nano.film import film
+from jali.nano.grammar import sample_scenes
+from jali.nano.trainer import say
+
+LONGEST = 176  # bytes: the longest caption has 170, then its end, and zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Clips of one size that are encoded once."""
+
+    frames: int
+    height: int
+    width: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.height}x{self.width}x{self.frames}"
+
+
+PICTURES, WIDE_PICTURES = Set(1, 128, 128, 24_000), Set(1, 192, 320, 8_000)
+CLIPS, WIDE_CLIPS = Set(33, 128, 128, 6_000), Set(37, 192, 320, 3_000)
+SETS = (PICTURES, WIDE_PICTURES, CLIPS, WIDE_CLIPS)
+
+
+@dataclass
+class Latents:
+    """Encoded clips of one size, and their captions as bytes."""
+
+    latents: Tensor  # bf16 [n, z, f, h, w]
+    tokens: Tensor  # int16 [n, longest], 0 where there is none
+
+
+@torch.no_grad()
+def encode_set(vae: Any, which: Set, seed: int) -> Latents:
+    device = next(vae.parameters()).device
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    half = config.autoencoder().to(device, dtype)
+    half.load_state_dict(vae.state_dict())
+    pixels = which.frames * which.height * which.width
+    batch = min(which.count, max(1, 16 * 33 * 128 * 128 // pixels))
+    found: list[Tensor] = []
+    captions: list[str] = []
+    while len(captions) < which.count:
+        scenes = sample_scenes(batch, seed + len(found), which.width / which.height)
+        # A picture is any moment of its scene, not always the first.
+        start = torch.randint(0, 33, (batch,)).to(device) if which.frames == 1 else None
+        clips = film(scenes.to(device), which.frames, which.height, which.width, start=start)
+        found.append(encode_whole(half, clips.to(dtype)).chunk(2, 1)[0].bfloat16())
+        captions += scenes.captions(seed + len(found))
+    ids = config.tokenizer()(captions, padding="max_length", max_length=LONGEST).input_ids
+    return Latents(torch.cat(found), torch.tensor(ids, dtype=torch.int16, device=device))
+
+
+def load_latents(
+    state: Path, vae: Any, pace: float, seed: int, device: torch.device
+) -> dict[Set, Latents]:
+    sets = {}
+    for i, which in enumerate(SETS):
+        file = state / f"latents-{which.name}.pt"
+        if not file.exists():
+            fewer = replace(which, count=max(64, int(which.count * min(1.0, pace))))
+            latents = encode_set(vae, fewer, seed + 2 * 10**6 + i * 10**5)
+            part = file.with_suffix(".part")
+            torch.save({"latents": latents.latents, "tokens": latents.tokens}, part)
+            part.rename(file)
+        saved = torch.load(file, weights_only=True, map_location=device)
+        say(f"latents {which.name}: {len(saved['latents'])}")
+        sets[which] = Latents(**saved)
+    return sets
+
+
+def save_statistics(sets: list[Latents], file: Path) -> None:
+    """Mean and deviation per channel, every size with the same weight: [1, z, 1, 1, 1]."""
+    means, squares = [], []
+    for latents in sets:
+        some = latents.latents[:1000].float()
+        means.append(some.mean((0, 2, 3, 4)))
+        squares.append((some**2).mean((0, 2, 3, 4)))
+    mean = torch.stack(means).mean(0)
+    std = (torch.stack(squares).mean(0) - mean**2).sqrt()
+    torch.save({"mean": channels(mean), "std": channels(std)}, file)
+
+
+def channels(values: Tensor) -> Tensor:
+    return values.view(1, -1, 1, 1, 1)
