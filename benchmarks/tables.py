@@ -244,25 +244,30 @@ def book_table() -> str | None:
 
 
 def book_quality_table() -> str | None:
-    result = _newest("nano-book.json")
-    if result is None:
-        return None
-    lines = [
-        f"{result['model']}, calibrated on {result['calibrated_on']} prompts; {result['prompts']} "
-        f"unseen prompts against their dense runs, budget {result['budget']}, blocks of "
-        f"{result['block']}, dense first steps "
-        f"and layer 0, {result['machine']['date']}. `random` draws its blocks by lot.",
-        "",
-        "| replayed at | grid, steps | method | cost of sparse calls | PSNR | SSIM |",
-        "|---|---|---|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        method = "cached, resampled" if row["method"] == "cached" and row["resampled"] else None
-        lines.append(
-            f"| {row['where']} | {row['grid']}, {row['steps']} | {method or row['method']} "
-            f"| {row['sparse_cost']:.3f} | {row['psnr']:.2f} | {row['ssim']:.4f} |"
+    results = [json.loads(file.read_text("utf-8")) for file in sorted(RESULTS.glob("nano-book*"))]
+    parts = []
+    for result in results:
+        machine = result["machine"]
+        where = machine.get("gpu") or f"a CPU, {machine['cpu_threads']} threads"
+        parts.append(
+            f"{result['model']} on {where}, calibrated on {result['calibrated_on']} prompts; "
+            f"{result['prompts']} unseen prompts against their dense runs, budget "
+            f"{result['budget']}, blocks of {result['block']}, dense first steps and layer 0, "
+            f"{machine['date']}. `random` draws its blocks by lot.\n\n"
+            "| replayed at | grid, steps | method | cost of sparse calls | PSNR | SSIM |\n"
+            "|---|---|---|---:|---:|---:|\n"
+            + "\n".join(_book_quality_row(row) for row in result["rows"])
         )
-    return "\n".join(lines)
+    return "\n\n".join(parts) or None
+
+
+def _book_quality_row(row: dict[str, Any]) -> str:
+    resampled = row["method"] == "cached" and row["resampled"]
+    return (
+        f"| {row['where']} | {row['grid']}, {row['steps']} "
+        f"| {'cached, resampled' if resampled else row['method']} "
+        f"| {row['sparse_cost']:.3f} | {row['psnr']:.2f} | {row['ssim']:.4f} |"
+    )
 
 
 def nano_evidence_table() -> str | None:

@@ -5,7 +5,8 @@
 The book is made of 2 prompts at one size and number of steps. Every row is PSNR and SSIM of unseen
 prompts against the dense run of the same size, steps and seed: online entropy, the book (at its own
 size; resampled to a larger one; to twice the steps; to both), and blocks drawn by lot. All
-have the same schedule, and each row says what it cost. Writes $OUT/nano-book.json.
+have the same schedule, and each row says what it cost. Writes $OUT/nano-book.json, anew after
+every row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from jali.prompts import default_prompts
 from jali.quality.metric import psnr, ssim
 
 SMALL = {"height": 128, "width": 128, "num_frames": 33}
-LARGE = {"height": 192, "width": 320, "num_frames": 37}
 Size = dict[str, int]
 START = time.monotonic()
 
@@ -79,9 +79,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8, help="unseen ones")
     parser.add_argument("--budget", type=float, default=0.3)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--large", default="192x320x37", help="the other size")
+    parser.add_argument("--places", default="0,1,2,3", help="own, larger, more steps, both")
+    parser.add_argument("--name", default="nano-book")
     parser.add_argument("--block", type=int, default=64, help="queries and keys, for all methods")
     args = parser.parse_args()
     model, steps, budget = args.model, args.steps, args.budget
+    large = dict(zip(SMALL, map(int, args.large.split("x")), strict=True))
     cut = {"q_block": args.block, "k_block": args.block}
     pipe = load_pipeline(model, path=args.path)
     pipe.set_progress_bar_config(disable=True)
@@ -93,7 +97,7 @@ def main() -> None:
         "machine": record.machine(device), "budget": budget, "calibrated_on": len(seen),
         "prompts": len(unseen), "block": args.block, "rows": [],
     }  # fmt: skip
-    target = Path(os.environ.get("OUT", ".")) / "nano-book.json"
+    target = Path(os.environ.get("OUT", ".")) / f"{args.name}.json"
     with tempfile.TemporaryDirectory() as folder:
         book = calibrate(
             pipe, seen, Path(folder) / "book.safetensors", model=model, steps=steps,
@@ -102,11 +106,11 @@ def main() -> None:
         say(f"{book}, {book.bytes / 1e6:.1f} MB")
         places: list[tuple[str, Size, int, MaskBook]] = [
             ("its own size and steps", SMALL, steps, book),
-            ("a larger size", LARGE, steps, book.resample(grid_of(pipe, LARGE))),
+            ("a larger size", large, steps, book.resample(grid_of(pipe, large))),
             ("twice the steps", SMALL, 2 * steps, book.resample(steps=2 * steps)),
-            ("both", LARGE, 2 * steps, book.resample(grid_of(pipe, LARGE), 2 * steps)),
+            ("both", large, 2 * steps, book.resample(grid_of(pipe, large), 2 * steps)),
         ]
-        for where, size, count, own in places:
+        for where, size, count, own in (places[int(i)] for i in args.places.split(",")):
             dense, _, _ = clips(pipe, model, unseen, size, count, nullcontext(None))
             say(f"dense at {where}")
             modes = {
