@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("jali", "torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "numpy")
+from jali import __version__
+
+PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "numpy")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Where and with what this was measured."""
-    versions: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {"jali": __version__}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

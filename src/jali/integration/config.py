@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
+from jali import __version__
 from jali.backends import check_name
 from jali.methods import Method
 from jali.presets import Preset
@@ -55,7 +55,7 @@ class SparseAttentionConfig:
     def to_dict(self) -> dict[str, Any]:
         return {
             "_class_name": self.CLASS,
-            "_jali_version": metadata.version("jali"),
+            "_jali_version": __version__,
             "format": FORMAT,
             "model": self.model,
             "preset": self.preset,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jali import __version__
 from jali.quality import metric
 from jali.quality.error import QualityError, QualityJobError
 from jali.quality.faults import Checks, check, total
@@ -292,9 +293,7 @@ class _Tools:
     ffmpeg: Ffmpeg | None
 
     def made_with(self) -> dict[str, str]:
-        from importlib.metadata import version
-
-        found = {"jali": version("jali"), "torch": torch.__version__, "device": self.device.type}
+        found = {"jali": __version__, "torch": torch.__version__, "device": self.device.type}
         if self.ffmpeg is not None:
             found["ffmpeg"] = self.ffmpeg.version
         return found
