@@ -213,6 +213,90 @@ def _gpu_caption(result: dict[str, Any]) -> str:
     )
 
 
+def wan_table() -> str | None:
+    """Whole transformers, sparse against dense."""
+    result = _newest("wan-*.json")
+    if result is None:
+        return None
+    machine = result["machine"]
+    versions = machine["versions"]
+    packages = ("torch", "triton", "flash-attn-4", "diffusers")
+    lines = [
+        f"{machine['gpu']}, {', '.join(f'{name} {versions[name]}' for name in packages)}, "
+        f"{result['dtype']}, {machine['date']}. Stock diffusers classes at their real sizes with "
+        f"random weights and compiled blocks, planning included, every layer but 0 sparse; "
+        f"medians. *Dense* is the same model with FlashAttention-4 in every layer, *stock* the "
+        f"model without jali (diffusers' default attention).",
+        "",
+        "| what | tokens | method | cost | stock ms | dense ms | ms | over dense | over stock |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    rows = [r for r in result["rows"] if r["part"] in ("forward", "schedule", "full depth")]
+    sizes = [row["tokens"] for row in rows if row["model"].startswith("wan")]
+    by_size = {tokens: place for place, tokens in enumerate(sorted(set(sizes)))}
+    rows.sort(
+        key=lambda row: by_size.get(row["tokens"], len(by_size))
+    )  # stable: others as they are
+    lines += [_wan_row(row) for row in rows]
+    return "\n".join(lines)
+
+
+def first_table() -> str | None:
+    """What a newcomer wants to know: how much faster a whole model is."""
+    result = _newest("wan-*.json")
+    if result is None:
+        return None
+    lines = [
+        f"{result['machine']['gpu']}, {result['dtype']}, {result['machine']['date']}: "
+        f"`WanTransformer3DModel` at the size of Wan 2.1 1.3B with random weights and compiled "
+        f"blocks, planning included, layer 0 dense. *Dense* is the same model with "
+        f"FlashAttention-4, *stock* with diffusers' default attention. The error is that of the "
+        f"kernel against fp32 over the same plan at this shape, measured layer by layer in "
+        f"[another run](docs/measured.md).",
+        "",
+        "| 81 frames at | method | cost | over dense | over stock | error |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    layers = _newest("kernel-*.json") or {"rows": []}
+    for row in result["rows"]:
+        if row["part"] == "forward" and row["model"] in ("wan-480p", "wan-720p"):
+            size = row["model"].removeprefix("wan-")
+            lines.append(
+                f"| {size} ({row['tokens']:,} tokens) | {row['method']} | {row['cost']:.2f} "
+                f"| **{row['speedup']:.2f}×** | {row['stock_ms'] / row['ms']:.2f}× "
+                f"| {_or_dash(_worst(layers, row['model'], row['backend']), '.1e')} |"
+            )
+        elif row["part"] == "schedule":
+            lines.append(
+                f"| 720p, {row['steps']} steps, the first {row['dense_steps']} dense "
+                f"| {row['method']} | {row['cost']:.2f} | **{row['speedup']:.2f}×** | – "
+                f"| {_or_dash(_worst(layers, row['model'], row['backend']), '.1e')} |"
+            )
+    return "\n".join(lines)
+
+
+def _worst(result: dict[str, Any], shape: str, backend: str) -> float | None:
+    """The largest error of a backend at a shape."""
+    rows = (r for r in result["rows"] if (r["shape"], r["backend"]) == (shape, backend))
+    return max((r["error"] for r in rows if r["error"] is not None), default=None)
+
+
+def _wan_row(row: dict[str, Any]) -> str:
+    what, stock = row["model"], row.get("stock_ms")
+    if row["part"] == "schedule":
+        what += f", {row['steps']} steps, the first {row['dense_steps']} dense"
+    elif row["part"] == "full depth":
+        what += f", {row['layers']} layers: extrapolated"
+    elif "layers" in row:
+        what += f", {row['layers']} of {row['layers_of_the_model']} layers"
+    over_stock = "–" if stock is None else f"{stock / row['ms']:.2f}×"
+    return (
+        f"| {what} | {row['tokens']:,} | {row['method']} | {_or_dash(row.get('cost'), '.3f')} "
+        f"| {_or_dash(stock, ',.0f')} | {row['dense_ms']:,.0f} | {row['ms']:,.0f} "
+        f"| **{row['speedup']:.2f}×** | {over_stock} |"
+    )
+
+
 def book_table() -> str | None:
     result = _newest("book-*.json")
     if result is None:
@@ -354,6 +438,8 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "nano-quality": nano_quality_table,
     "kernel-methods": kernel_methods_table,
     "kernel-rows": kernel_rows_table,
+    "wan": wan_table,
+    "first": first_table,
     "cpu": cpu_table,
     "cpu-memory": cpu_memory_table,
     "cpu-growth": cpu_growth_table,

@@ -17,6 +17,7 @@ from jali import (
     Site,
     TokenGrid,
     attend,
+    border,
 )
 from oracle import relative, sdpa, stock_bf16_runs, tensors
 
@@ -123,3 +124,16 @@ def test_random_controls_follow_the_site() -> None:
     assert torch.equal(plans[0], plans[1])
     assert not torch.equal(plans[0], plans[2])
     assert not torch.equal(plans[0], plans[3])
+
+
+def test_lengths_from_the_host_are_copied_to_the_device_once() -> None:
+    """Every such copy waits for all that is under way there, and a model has many layers."""
+    q, k, v = tensors(70, B=2)
+    one, two = (
+        border.check(q, k, v, None, None, None, None, (70, 41), None, False, Entropy())
+        for _ in range(2)
+    )
+    assert one.padding is not None
+    assert two.padding is not None
+    assert one.padding.length is two.padding.length
+    assert one.padding.host == (70, 41)

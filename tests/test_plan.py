@@ -161,3 +161,17 @@ def test_figure() -> None:
     assert axes.images[0].get_array().tolist() == [[1, 0, 0], [0, 0.125, 0]]
     assert "cost" in axes.get_title()
     assert "query blocks of 16" in axes.get_ylabel()
+
+
+@given(plans())
+def test_the_tally_is_the_work(plan: BlockPlan) -> None:
+    """By levels, by lists made on demand and by given lists alike."""
+    pairs = plan.layout.M * plan.layout.N
+    listed = BlockPlan(plan.layout, plan.ratios, given=plan.lists)
+    fresh = BlockPlan(plan.layout, plan.ratios, map=plan.levels)
+    for one in (plan, listed, fresh):
+        assert set(one.tally) == set(plan.ratios)
+        for ratio, count in one.tally.items():
+            assert torch.equal(count, (plan.levels == ratio).sum((-2, -1)))
+        work = sum(count.double() / ratio for ratio, count in one.tally.items())
+        torch.testing.assert_close(one.costs.double(), work / pairs)

@@ -332,8 +332,8 @@ def facts(handle: Any) -> dict[str, Any]:
 
 def keep_second(seen: Seen, caught: list[Seen]) -> None:
     """Of layer 1, the first that is sparse."""
-    if seen.site.layer == 1:
-        caught.append(seen)
+    if seen.site.layer == 1 and not caught:
+        caught.append(seen.copied())
 
 
 def error_of(seen: Seen, rows: int = 256) -> float:
@@ -500,10 +500,10 @@ def part_host(bench: Bench) -> None:
     """jali's own Python per attention call.
 
     `Run.attend` is called on a short sequence, where the device is never the one that is waited
-    for. Its wall time holds jali's Python, the launches, and PyTorch's operators. Time inside
-    Triton's launcher and inside FA4's function is measured by wrapping the two; operators that
-    launch are counted by a dispatch mode in a call of their own and charged at what a small
-    `sum` costs here. What is left is jali's own; views and Python count as its own.
+    for: `total_us`. Then it is called with a launcher of Triton's and a function of FA4's that
+    return at once, so that what is left is jali's Python and PyTorch's operators. Those of them
+    that launch something are repeated alone, and taken off: `own_us`. Allocations and views, and
+    all Python on the way to the launcher, are in it; `launching_us` is what the two added.
     """
     subject = wan(bench, _wan(bench), "host", 5, 16, 16)
     for name, method in (
@@ -530,28 +530,29 @@ def part_host(bench: Bench) -> None:
 
 
 def host_times(bench: Bench, call: Callable[[], None], calls: int = 200) -> dict[str, Any]:
+    from host_cpu import operators, unlaunched
+
     with torch.no_grad():
         for _ in range(20):
             call()
-        launching = count_launching(call)
-        inside: dict[str, list[float]] = {"triton": [], "fa4": []}
-        with watched_launchers(inside):
+        total = median_us(bench, call, calls)
+        with unlaunched():
             for _ in range(20):
                 call()
-            for spent in inside.values():
-                spent.clear()
-            total = median_us(bench, call, calls)
-        small = torch.zeros(64, 64, device=bench.device)
-        operator = median_us(bench, lambda: small.sum(dtype=torch.float32), calls)
-    per_call = {name: 1e6 * sum(spent) / calls for name, spent in inside.items()}
-    own = total - sum(per_call.values()) - launching * operator
+            found = operators(call)
+            alone = median_us(bench, call, calls)
+            spent = sum(
+                median_us(bench, lambda f=f, a=a, k=k: f(*a, **k), calls)
+                for f, a, k in found.launching
+            )
     return {
         "total_us": total,
-        "triton_us": per_call["triton"],
-        "fa4_us": per_call["fa4"],
-        "operators": launching,
-        "operator_us": operator,
-        "own_us": own,
+        "launching_us": total - alone,
+        "operators": len(found.launching),
+        "operators_us": spent,
+        "allocations": found.empty,
+        "views": found.views,
+        "own_us": alone - spent,
     }
 
 
@@ -564,57 +565,6 @@ def median_us(bench: Bench, call: Callable[[], object], calls: int) -> float:
         call()
         times.append(time.perf_counter() - begin)
     return 1e6 * statistics.median(times)
-
-
-def count_launching(call: Callable[[], None]) -> int:
-    """PyTorch operators of a call that launch something: all but views and empty tensors."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Counting(TorchDispatchMode):
-        found = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
-            if not func.is_view and "empty" not in func.__name__:
-                Counting.found += 1
-            return func(*args, **(kwargs or {}))
-
-    with Counting():
-        call()
-    return Counting.found
-
-
-@contextmanager
-def watched_launchers(inside: dict[str, list[float]]) -> Iterator[None]:
-    """Time spent in Triton's launcher and in FA4's function."""
-    places: list[tuple[Any, str, str]] = []
-    try:
-        from triton.runtime.jit import JITFunction
-
-        places.append((JITFunction, "run", "triton"))
-    except ImportError:
-        pass
-    try:
-        import flash_attn.cute.interface as interface
-
-        places.append((interface, "flash_attn_func", "fa4"))
-    except ImportError:
-        pass
-    stock = [(place, name, getattr(place, name)) for place, name, _ in places]
-    for (place, name, kind), (_, _, own) in zip(places, stock, strict=True):
-
-        def watch(*args: Any, _own: Any = own, _kind: str = kind, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return _own(*args, **kwargs)
-            finally:
-                inside[_kind].append(time.perf_counter() - begin)
-
-        setattr(place, name, watch)
-    try:
-        yield
-    finally:
-        for place, name, own in stock:
-            setattr(place, name, own)
 
 
 _models: dict[str, Any] = {}

@@ -5,6 +5,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from jali.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from jali.attend import Attended as Attended
     from jali.attend import attend as attend
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from jali.presets import presets as presets
     from jali.site import Site as Site
 
-__version__ = "0.1.0"
 
 __all__ = [
     "AdaBsa",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,10 +28,17 @@ class Attended:
     """
 
     out: Tensor
-    lse: Tensor | None = None
+    sums: Tensor | None = None  # log-sum-exps in the order of the plan
     plan: BlockPlan | None = None
     executed: BlockPlan | None = None
     backend: str = "stock"
+
+    @functools.cached_property
+    def lse(self) -> Tensor | None:
+        """Log-sum-exps fp32 [B, H, Sq] in the caller's order; put there when someone asks."""
+        if self.sums is None or self.plan is None:
+            return self.sums
+        return self.plan.layout.q.restore(self.sums)
 
 
 def attend(
@@ -79,9 +87,7 @@ def attend(
     spare = None if layout.q.index is None else q  # the rearranged copy has no other use
     out, sums = chosen.attend(q, k, layout.k.arrange(v), executed, scale, padding, spare)
     del q, k, spare
-    return Attended(
-        layout.q.restore(out), layout.q.restore(sums), plan, executed, backend=chosen.name
-    )
+    return Attended(layout.q.restore(out), sums, plan, executed, backend=chosen.name)
 
 
 def _dense(

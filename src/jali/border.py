@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +17,7 @@ from jali.methods import Method
 from jali.padding import KeyPadding
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
+class Call(NamedTuple):
     """A checked call."""
 
     method: Method
@@ -47,16 +48,9 @@ def check(
     method: Method,
 ) -> Call:
     check_tensors(q, k, v)
-    B, H, Sq, D = q.shape
-    kv_heads, Sk = k.shape[1:3]
-    q_grid = TokenGrid.flat(Sq) if grid is None else TokenGrid.of(grid)
-    q_grid.check(Sq, "grid")
-    k_grid = None
-    if key_grid is not None:
-        k_grid = TokenGrid.of(key_grid)
-        k_grid.check(Sk, "key_grid")
-    elif Sk != Sq:
-        k_grid = TokenGrid.flat(Sk)
+    q_grid = grid if grid is None else TokenGrid.of(grid)
+    k_grid = key_grid if key_grid is None else TokenGrid.of(key_grid)
+    Sq, Sk = q.shape[2], k.shape[2]
     if offset is not None and (not isinstance(offset, int) or not 0 <= offset <= Sk - Sq):
         raise ValueError(
             f"offset is the first query's place among {Sk} keys, so 0..{Sk - Sq} for {Sq} queries; "
@@ -67,48 +61,76 @@ def check(
             f"{method.name} cannot be causal: its blocks are not in sequence order; "
             f"use entropy, ada_bsa or dense"
         )
+    padding = None
+    if key_length is not None or key_mask is not None:
+        padding = _padding(key_length, key_mask, q.shape[0], Sk, k.device)
+        if causal:
+            raise ValueError("causal attention with padded keys is not supported; drop the padding")
+    kind = None if padding is None else padding.kind
+    q_grid, k_grid, task = _facts(
+        q.device, q.dtype, q.shape, k.shape, q_grid, k_grid, method.ratios, kind, causal
+    )
     if causal and offset is None and k_grid not in (None, q_grid):
         raise ValueError(
             f"a causal call with {Sq} queries and {Sk} other keys needs offset=, the first query's "
             f"place among them"
         )
-    padding = _padding(key_length, key_mask, B, Sk, k.device)
-    if causal and padding is not None:
-        raise ValueError("causal attention with padded keys is not supported; drop the padding")
-    return Call(
-        method=method,
-        q_grid=q_grid,
-        k_grid=k_grid,
-        offset=offset,
-        scale=check_scale(scale, D),
+    return Call(method, q_grid, k_grid, offset, check_scale(scale, q.shape[3]), padding, task)
+
+
+# A model makes the same few calls thousands of times: what follows from values is made once.
+@functools.lru_cache(maxsize=256)
+def _facts(
+    device: torch.device, dtype: torch.dtype, q: torch.Size, k: torch.Size,
+    grid: TokenGrid | None, key_grid: TokenGrid | None,
+    ratios: tuple[int, ...], padding: str | None, causal: bool,
+) -> tuple[TokenGrid, TokenGrid | None, Task]:  # fmt: skip
+    """The queries' grid, the keys' where they are another sequence, and what is to be done."""
+    Sq, Sk = q[2], k[2]
+    grid = grid or TokenGrid.flat(Sq)
+    grid.check(Sq, "grid")
+    if key_grid is not None:
+        key_grid.check(Sk, "key_grid")
+    elif Sk != Sq:
+        key_grid = TokenGrid.flat(Sk)
+    task = Task(
+        device=device,
+        dtype=dtype,
+        head_dim=q[3],
+        heads=q[1],
+        kv_heads=k[1],
+        q_tokens=Sq,
+        k_tokens=Sk,
+        ratios=ratios,
         padding=padding,
-        task=Task(
-            device=q.device,
-            dtype=q.dtype,
-            head_dim=D,
-            heads=H,
-            kv_heads=kv_heads,
-            q_tokens=Sq,
-            k_tokens=Sk,
-            ratios=method.ratios,
-            padding=None if padding is None else padding.kind,
-            causal=causal,
-        ),
+        causal=causal,
     )
+    return grid, key_grid, task
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Rank, sizes, dtype, device, and no gradients: [B, H, S, D] each."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-    _check_shapes(q.shape, k.shape, v.shape)
-    _check_kinds(q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        raise TypeError(_not_a_tensor(q=q, k=k, v=v))
+    _check_together(
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
+    )
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise ValueError(
             "q, k or v requires gradients, but jali only does inference: "
             "call it under torch.no_grad() or detach the tensors"
         )
+
+
+def _not_a_tensor(**given: object) -> str:
+    name = next(name for name, x in given.items() if not isinstance(x, Tensor))
+    return f"{name} must be a tensor, got {type(given[name]).__name__}"
+
+
+@functools.lru_cache(maxsize=256)
+def _check_together(q: torch.Size, k: torch.Size, v: torch.Size, *kinds: Any) -> None:
+    _check_shapes(q, k, v)
+    _check_kinds(*kinds)
 
 
 def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
@@ -168,15 +190,28 @@ def _padding(
                 f"got {mask.dtype} {list(mask.shape)}"
             )
         return KeyPadding(mask=mask.to(device))
-    if length is None:
-        return None
-    known = None
+    assert length is not None
+    if isinstance(length, tuple):  # a model's layers share theirs
+        return _known_lengths(length, B, Sk, device)
     if not isinstance(length, Tensor):
         length = torch.as_tensor(length)
+    if length.device.type == "cpu":
+        _check_lengths(length, B)
+        return _known_lengths(tuple(length.tolist()), B, Sk, device)
+    _check_lengths(length, B)
+    return KeyPadding(length=length.to(device, torch.int32))
+
+
+def _check_lengths(length: Tensor, B: int) -> None:
     if tuple(length.shape) != (B,) or length.dtype.is_floating_point or length.dtype == torch.bool:
         raise ValueError(f"key_length must be {B} ints, got {length.dtype} {list(length.shape)}")
-    if length.device.type == "cpu":
-        known = tuple(length.tolist())
-        if any(not 0 <= n <= Sk for n in known):
-            raise ValueError(f"key_length must be {B} lengths in 0..{Sk}, got {list(known)}")
+
+
+@functools.lru_cache(maxsize=64)
+def _known_lengths(known: tuple[int, ...], B: int, Sk: int, device: torch.device) -> KeyPadding:
+    """Copied to the device once: every copy from the host waits for all that is under way there."""
+    length = torch.as_tensor(known)
+    _check_lengths(length, B)
+    if any(not 0 <= n <= Sk for n in known):
+        raise ValueError(f"key_length must be {B} lengths in 0..{Sk}, got {list(known)}")
     return KeyPadding(length=length.to(device, torch.int32), host=known)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jali.fused import kernels, kernels_run
+
 
 def check_share(name: str, value: float) -> None:
     """A share is a real number in 0..1; NaN is not."""
@@ -66,15 +68,11 @@ def blocks_by_entropy(
     scores: Tensor, budget: Budget, sharpness: float = 1.0, rows: Tensor | None = None
 ) -> Tensor:
     """Key blocks for each head, more where attention is spread. [B, H, M, N] -> int [B, H]."""
-    if scores.is_cuda and scores.dtype == torch.float32 and scores.shape[1] <= 128:
-        from jali import kernels
-
-        if kernels.available(scores.device):
-            from jali.kernels.selection import entropy_budgets
-
-            return entropy_budgets(
-                scores, budget.mean, budget.least, budget.ceiling, sharpness, rows
-            )
+    fused = scores.is_cuda and scores.dtype == torch.float32 and scores.shape[1] <= 128
+    if fused and kernels_run(scores.device):
+        return kernels("selection").entropy_budgets(
+            scores, budget.mean, budget.least, budget.ceiling, sharpness, rows
+        )
     return share_blocks(entropy_of(scores, rows), budget, scores.shape[-1], sharpness)
 
 

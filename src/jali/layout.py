@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from jali.fused import kernels, kernels_run
 from jali.grid import Text, TokenGrid
 from jali.order import Index, Order, Raster
 
@@ -56,13 +57,8 @@ class Arrangement:
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
-    if x.is_cuda and x.dim() == 4:
-        from jali.kernels import available
-
-        if available(x.device):
-            from jali.kernels.gather import gather_rows
-
-            return gather_rows(x, index)
+    if x.is_cuda and x.dim() == 4 and kernels_run(x.device):
+        return kernels("gather").gather_rows(x, index)
     return x.index_select(2 if x.dim() >= 3 else 1, index)
 
 
@@ -97,11 +93,11 @@ class BlockLayout:
     only_text_rows: bool
     device: torch.device = field(repr=False)
 
-    @property
+    @functools.cached_property
     def M(self) -> int:
         return -(-self.q.tokens // self.blocks.q)
 
-    @property
+    @functools.cached_property
     def N(self) -> int:
         return -(-self.k.tokens // self.blocks.k)
 
@@ -114,6 +110,18 @@ class BlockLayout:
     def forced_first(self) -> Tensor:
         """The same with the first frame. bool [M, N]."""
         return self.forced | self.first_keys
+
+    @functools.cached_property
+    def counted_rows(self) -> Tensor | None:
+        """The rows whose attention says how much a head needs: all but those of text, which read
+        everything anyway. bool [M]; None where that is all of them, or none."""
+        mixed = self.has_text_rows and not self.only_text_rows
+        return ~self.text_rows if mixed else None
+
+    @functools.cached_property
+    def text_or_first_rows(self) -> Tensor:
+        """Rows that hold text or the first frame of a video. bool [M]."""
+        return self.text_rows | self.first_rows
 
     @functools.cached_property
     def causal(self) -> Tensor:

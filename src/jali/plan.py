@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jali.fused import kernels, kernels_run
 from jali.layout import BlockLayout, Blocks
 
 if TYPE_CHECKING:
@@ -96,11 +97,13 @@ class BlockPlan:
             levels = torch.where(found[..., :-1], ratio, levels)
         return levels.to(torch.uint8)
 
-    @functools.cached_property
+    @property
     def lists(self) -> Mapping[int, BlockList]:
         """A list per ratio."""
-        if self.given is not None:
-            return self.given
+        return self._listed if self.given is None else self.given
+
+    @functools.cached_property
+    def _listed(self) -> Mapping[int, BlockList]:
         return list_blocks(self.levels, self.ratios)
 
     @functools.cached_property
@@ -111,13 +114,16 @@ class BlockPlan:
     @functools.cached_property
     def costs(self) -> Tensor:
         """The cost of every head, on the device. fp32 [B|1, H|1]."""
-        if self.given is not None:
-            kept = [part.counts.sum(-1) / ratio for ratio, part in self.given.items()]
-            return sum(kept[1:], kept[0]).float() / (self.layout.M * self.layout.N)
-        weight = torch.zeros(9, device=self.layout.device)
-        for ratio in self.ratios:
-            weight[ratio] = 1 / ratio
-        return weight[self.levels.long()].mean((-2, -1))
+        work = sum(count / ratio for ratio, count in self.tally.items())
+        assert isinstance(work, Tensor)
+        return work / (self.layout.M * self.layout.N)
+
+    @property
+    def tally(self) -> Mapping[int, Tensor]:
+        """How many blocks are read at each ratio, per head, on the device. int64 [B|1, H|1]."""
+        if self.given is not None or "_listed" in vars(self):
+            return {ratio: part.counts.sum(-1) for ratio, part in self.lists.items()}
+        return {ratio: (self.levels == ratio).sum((-2, -1)) for ratio in self.ratios}
 
     @functools.cached_property
     def density(self) -> float:
@@ -194,6 +200,7 @@ class BlockPlan:
         return work[head if len(work) > 1 else 0].cpu()  # one plan may serve all heads
 
 
+@functools.lru_cache(maxsize=64)
 def check_ratios(ratios: tuple[int, ...], blocks: Blocks) -> None:
     bad = [r for r in ratios if r not in RATIOS]
     if bad or not ratios or tuple(sorted(set(ratios))) != ratios:
@@ -207,14 +214,9 @@ def check_ratios(ratios: tuple[int, ...], blocks: Blocks) -> None:
 
 def list_blocks(levels: Tensor, ratios: tuple[int, ...]) -> dict[int, BlockList]:
     """The blocks that uint8 levels [B|1, H|1, M, N] read at each ratio, ascending."""
-    if levels.is_cuda:
-        from jali import kernels
-
-        if kernels.available(levels.device):
-            from jali.kernels.selection import level_lists
-
-            found = level_lists(levels, ratios)
-            return {ratio: BlockList(*part) for ratio, part in found.items()}
+    if levels.is_cuda and kernels_run(levels.device):
+        found = kernels("selection").level_lists(levels, ratios)
+        return {ratio: BlockList(*part) for ratio, part in found.items()}
     lists = {}
     N = levels.shape[-1]
     column = torch.arange(N, dtype=torch.int32, device=levels.device)

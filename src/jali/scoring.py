@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jali.fused import kernels, kernels_run
 from jali.layout import BlockLayout
 from jali.padding import KeyPadding
 
@@ -34,9 +35,7 @@ def fused(q: Tensor, k: Tensor, scale: float, padding: KeyPadding | None, causal
         return False
     if padding is not None and padding.mask is not None:
         return False
-    from jali import kernels
-
-    return kernels.available(q.device)
+    return kernels_run(q.device)
 
 
 def _length(padding: KeyPadding | None) -> Tensor | None:
@@ -69,10 +68,8 @@ def sampled_scores(
     positions int64 [M, P]. Every row sums to 1 (to 0 where no key is real).
     """
     if fused(q, k, scale, padding, causal):
-        from jali.kernels import scores as fused_scores
-
         q_block, k_block = layout.blocks.q, layout.blocks.k
-        return fused_scores.sampled_scores(
+        return kernels("scores").sampled_scores(
             q, k, q_block, k_block, scale, positions, _length(padding)
         )
     B, H, _, _ = q.shape
@@ -119,14 +116,12 @@ def mean_scores(
 ) -> Tensor:
     """Scaled products of block means: rf_v2's representative tokens. −inf for padded blocks."""
     if fused(q, k, scale, padding, causal=False):
-        from jali.kernels import scores as fused_scores
-
         length = _length(padding)
-        q_mean, k_mean = fused_scores.block_mean_pair(
+        q_mean, k_mean = kernels("scores").block_mean_pair(
             q, k, layout.blocks.q, layout.blocks.k, length
         )
         k_block = None if length is None else layout.blocks.k
-        return fused_scores.mean_scores(q_mean, k_mean, scale, length, k_block)
+        return kernels("scores").mean_scores(q_mean, k_mean, scale, length, k_block)
     valid = padding.valid(layout.k.tokens) if padding is not None else None
     q_mean = block_means(q, layout.blocks.q)
     k_mean = block_means(k, layout.blocks.k, valid)
@@ -153,10 +148,8 @@ def antidiagonal_scores(
     over its real ones and weighs by their number; `drop_tail` ignores the last group instead.
     """
     if fused(q, k, scale, padding, causal) and not drop_tail:
-        from jali.kernels import scores as fused_scores
-
         q_block, k_block = layout.blocks.q, layout.blocks.k
-        return fused_scores.antidiagonal_scores(
+        return kernels("scores").antidiagonal_scores(
             q, k, q_block, k_block, scale, stride, key_length=_length(padding)
         )
     groups = -(-layout.q.tokens // stride), -(-layout.k.tokens // stride)
@@ -226,9 +219,7 @@ def peak_scores(
     rows count as much as peaked ones (the surrogate of the original PSA).
     """
     if fused(q, k, scale, padding, causal=False):
-        from jali.kernels import scores as fused_scores
-
-        return fused_scores.sampled_peak_scores(
+        return kernels("scores").sampled_peak_scores(
             q,
             k,
             layout.blocks.q,

@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
+from jali.fused import kernels, kernels_run
 from jali.layout import BlockLayout
 from jali.plan import BlockList, BlockPlan
 
@@ -34,12 +35,14 @@ def keep_top(
 ) -> BlockPlan:
     """Read the best `keep` key blocks of every query block.
 
-    scores [B, H, M, N]; keep: an int, or int [B, H, 1, 1] or [B, H, M, 1]. Forced blocks (bool
-    [M, N]) count inside it and displace the weakest; where they are more than `keep`, the row
-    reads them all. `full_rows` (bool [M]) read everything. A causal plan reads nothing ahead.
+    scores [B, H, M, N]; keep: an int, or int [B, H], [B, H, 1, 1] or [B, H, M, 1]. Forced blocks
+    (bool [M, N]) count inside it and displace the weakest; where they are more than `keep`, the
+    row reads them all. `full_rows` (bool [M]) read everything. A causal plan reads nothing ahead.
     """
     if _fused(scores) and not causal:
         return _keep_top_fused(scores, keep, layout, forced, full_rows)
+    if isinstance(keep, Tensor) and keep.dim() == 2:
+        keep = keep[..., None, None]
     if causal:
         forced = forced & layout.causal
         scores = scores.masked_fill(~layout.causal, -torch.inf)
@@ -55,9 +58,7 @@ def _fused(scores: Tensor) -> bool:
     """Whether the Triton kernels can do this: they rank rows of up to 4,096 blocks."""
     if not scores.is_cuda or scores.dtype != torch.float32 or scores.shape[-1] > 4096:
         return False
-    from jali import kernels
-
-    return kernels.available(scores.device)
+    return kernels_run(scores.device)
 
 
 def _keep_top_fused(
@@ -67,16 +68,19 @@ def _keep_top_fused(
     forced: Tensor,
     full_rows: Tensor | None,
 ) -> BlockPlan:
-    from jali.kernels.selection import select_lists
-
-    B, H = scores.shape[:2]
     if isinstance(keep, int):
-        keep = scores.new_full((B, H), keep, dtype=torch.int32)
-    else:
-        keep = keep.squeeze(-1).to(torch.int32)  # per head [B, H, 1] or per row [B, H, M]
-        keep = keep.squeeze(-1) if keep.shape[2] == 1 else keep
-    counts, indices = select_lists(scores, keep, forced, full_rows)
+        keep = _one_for_all(keep, scores.device)
+    elif keep.dim() == 4:  # per head [B, H, 1, 1] or per row [B, H, M, 1]
+        keep = keep.squeeze(-1).squeeze(-1) if keep.shape[2] == 1 else keep.squeeze(-1)
+    if keep.dtype != torch.int32:
+        keep = keep.to(torch.int32)
+    counts, indices = kernels("selection").select_lists(scores, keep, forced, full_rows)
     return BlockPlan(layout, (1,), given={1: BlockList(counts, indices)})
+
+
+@functools.lru_cache(maxsize=256)
+def _one_for_all(keep: int, device: torch.device) -> Tensor:
+    return torch.tensor(keep, dtype=torch.int32, device=device)
 
 
 def _at_least_one(forced: Tensor, scores: Tensor) -> Tensor:
@@ -93,12 +97,9 @@ def count_to_reach(scores: Tensor, share: float, forced: Tensor | None = None) -
     Forced blocks come first, and their mass counts. Scores are masses: 0..1.
     """
     if _fused(scores):
-        from jali.kernels.selection import cumulative_ends as ends
-
-        bound = scores.new_full((1,), share)
-        return 1 + ends(scores, bound, crossing=False, forced=forced).clamp_max(
-            scores.shape[-1] - 1
-        )
+        bound = _on_device((share,), scores.device)
+        ends = kernels("selection").cumulative_ends(scores, bound, crossing=False, forced=forced)
+        return 1 + ends.clamp_max(scores.shape[-1] - 1)
     ranked = scores if forced is None else torch.where(forced, scores + 2.0, scores)
     order = ranked.argsort(dim=-1, descending=True, stable=True)
     mass = scores.gather(-1, order).double().cumsum(-1)
@@ -123,8 +124,7 @@ def pyramid_levels(
     """
     least = None if floor is None else min(layout.N, int(floor * layout.N) + 1)
     if _fused(scores):
-        from jali.kernels import selection
-
+        selection = kernels("selection")
         if least is None:
             ends = quantile_ends(layout.N, bounds, scores.device)
         else:

@@ -17,6 +17,8 @@ class Site:
     transformer: str = "transformer"
 
     def __post_init__(self) -> None:
+        if 0 <= self.step < self.steps and 0 <= self.layer < self.layers:
+            return
         for index, count in (("step", "steps"), ("layer", "layers")):
             i, n = getattr(self, index), getattr(self, count)
             if n < 1 or not 0 <= i < n:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import tiny
 import torch
+import torch.nn.functional as F
 from torch._dynamo.utils import counters
 
 import jali
+from jali.integration.run import NEVER, Seen
 
 SPARSE: dict[str, Any] = {"warmup_frac": 1, "q_block": 64, "k_block": 64, "steps": 3}
 
@@ -171,3 +173,19 @@ def test_a_wrapped_module() -> None:
         with torch.no_grad():
             compiled(**wan_inputs(500.0))
         assert len(run.stats().rows) == 2
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_a_call_is_a_copy() -> None:
+    """Inductor uses the memory of q, k and v again once the call is over; aot_eager does not."""
+    model = tiny.wan_transformer(3)
+    handle = jali.apply_sparse_attention(model, NEVER)
+    model.compile_repeated_blocks(fullgraph=True, backend="inductor")
+    kept: list[Seen] = []
+    handle.run.watch = lambda seen: kept.append(seen.copied())
+    with torch.no_grad():
+        model(**wan_inputs(900.0))
+    assert len(kept) == 3
+    for seen in kept:
+        expected = F.scaled_dot_product_attention(seen.q, seen.k, seen.v)
+        torch.testing.assert_close(seen.result.out, expected, atol=1e-5, rtol=1e-5)

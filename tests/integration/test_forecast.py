@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,3 +99,24 @@ def test_auto_is_sparse_where_it_pays(monkeypatch: Any) -> None:
             encoder_hidden_states=torch.randn(1, 8, 32),
         )  # fmt: skip
     assert run.stats().sparse_cost is not None
+
+
+ROOT = Path(__file__).parents[2]
+WAN = json.loads((ROOT / "benchmarks/results/wan-h200.json").read_text("utf-8"))["rows"]
+ASKED = {"entropy 0.5": 0.5, "entropy 0.3": 0.3, "rf_v2 sparsity 0.8": 0.2, "psa cost 0.15": 0.15}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [r for r in WAN if r["part"] == "forward" and r["model"].startswith("wan")],
+    ids=lambda r: f"{r['model']}-{r['method']}",
+)
+def test_near_whole_models_too(row: dict[str, Any], monkeypatch: Any) -> None:
+    """Rows of whole Wan transformers, which the constants were not fitted to."""
+    monkeypatch.setattr(forecast, "device_name", lambda _: "NVIDIA H200")
+    predicted = forecast.model_speedup(
+        heads=12, head_dim=128, tokens=row["tokens"], batch=1, cost=ASKED[row["method"]],
+        sparse_share=row["sparse_calls"] / row["calls"], layers=30, weights=1_418_996_800,
+        device="cpu", backend=row["backend"],
+    )  # fmt: skip
+    assert predicted == pytest.approx(row["speedup"], rel=0.1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from jali.kernels.launch import kind
 from jali.kernels.score_tiles import Tile, even_splits, fit, groups_of
 from jali.kernels.score_views import row_view
 from jali.kernels.scores import (
@@ -293,16 +294,16 @@ def test_both_means_in_one_launch(dim: int, padded: bool) -> None:
 
 def test_what_a_descriptor_can_read() -> None:
     x = tokens(2, 64, 3, 16, 29)
-    view = row_view(x, 8)
+    view = row_view(kind(x), 8)
     assert view is not None
     assert (view.shape, view.stride, view.steps) == ((16, 8 * 48), 8 * 48, (8, 0, 16))
-    view = row_view(x.contiguous(), 8)
+    view = row_view(kind(x.contiguous()), 8)
     assert view is not None
     assert (view.shape, view.stride, view.steps) == ((48, 128), 128, (24, 8, 0))
-    assert row_view(x[:, :, :63], 8) is None  # a short last group
-    assert row_view(tokens(2, 63, 3, 16, 29)) is not None
-    assert row_view(x[..., :12].contiguous()[..., :7]) is not None
-    assert row_view(x[..., 1:]) is None  # not aligned
+    assert row_view(kind(x[:, :, :63]), 8) is None  # a short last group
+    assert row_view(kind(tokens(2, 63, 3, 16, 29))) is not None
+    assert row_view(kind(x[..., :12].contiguous()[..., :7])) is not None
+    assert row_view(kind(x[..., 1:])) is None  # not aligned
 
 
 def test_work_is_cut_into_full_waves() -> None:

@@ -257,3 +257,10 @@ def test_mixed_blocks_are_never_pooled() -> None:
     assert plan.layout.mixed_keys.any()
     assert (plan.levels[..., plan.layout.mixed_keys] == 1).all()
     assert best_first([0.1, 0.2], [False, False]) == [1, 0]
+
+
+def test_what_is_asked_is_known_where_ranges_are_shares_of_blocks() -> None:
+    assert Psa().asked == pytest.approx(0.1 + 0.05 / 2 + 0.2 / 8)
+    assert Psa().with_budget(0.3).asked == pytest.approx(0.3)
+    others = {"mode": "thresholdbound"}, {"axis": "step"}, {"similarity": (0.7, 0.8, 0.9)}
+    assert all(Psa(**other).asked is None for other in others)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from jali.plan import BlockPlan
 log = logging.getLogger("jali")
 
 TESTED = ("4.0.0b36",)
+WIDE, NARROW = Blocks(256, 128), Blocks(384, 128)
 
 
 class Fa4(Backend):
@@ -49,13 +50,14 @@ class Fa4(Backend):
 
     def preferred(self, task: Task) -> Blocks:
         # At head dim 64 Hopper's kernel has a tile of 192 rows, and 384 is two of them.
-        narrow = task.head_dim <= 64 and _generation(task.device) == 9
-        return Blocks(384 if narrow else 256, 128)
+        return NARROW if task.head_dim <= 64 and _generation(task.device) == 9 else WIDE
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:
         """Hopper: multiples of 64 rows, and 64, 96 or 128 keys. Blackwell: 256, 128."""
         if _generation(task.device) != 9:
             return Blocks(-(-blocks.q // 256) * 256, 128)
+        if blocks.k in (64, 96, 128) and blocks.q % 64 == 0:
+            return blocks
         keys = blocks.k if blocks.k in (64, 96, 128) else 64 if blocks.k < 64 else 128
         return Blocks(-(-blocks.q // 64) * 64, keys)
 
@@ -63,7 +65,7 @@ class Fa4(Backend):
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
         padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        q, k, v = (contiguous_rows(x) for x in (q, k, v))
+        q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
         listed = plan.lists[1]
         counts, indices = listed.counts, listed.indices
         if padding is None:
@@ -74,7 +76,7 @@ class Fa4(Backend):
 
 def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Full attention by the same package. [B, H, S, D] views in and out."""
-    q, k, v = (contiguous_rows(x) for x in (q, k, v))
+    q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     out, _ = _flash().flash_attn_func(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), softmax_scale=scale
     )
@@ -106,10 +108,18 @@ def _version() -> str | None:
     return version
 
 
+@functools.cache
 def _flash() -> Any:
     import flash_attn.cute.interface
 
     return flash_attn.cute.interface
+
+
+@functools.cache
+def _block_sparse() -> Any:
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+    return BlockSparseTensorsTorch
 
 
 @functools.cache
@@ -127,15 +137,13 @@ def _no_masked_blocks(M: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def _sparse(
     q: Tensor, k: Tensor, v: Tensor, counts: Tensor, indices: Tensor, blocks: Blocks, scale: float
 ) -> tuple[Tensor, Tensor]:
-    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
-
     empty_counts, empty_indices = _no_masked_blocks(counts.shape[2], q.device)
     out, lse = _flash().flash_attn_func(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         softmax_scale=scale,
-        block_sparse_tensors=BlockSparseTensorsTorch(
+        block_sparse_tensors=_block_sparse()(
             mask_block_cnt=empty_counts,
             mask_block_idx=empty_indices,
             full_block_cnt=counts,

@@ -13,6 +13,7 @@ from torch import Tensor
 from jali.backends.backend import Backend, Task, contiguous_rows
 from jali.backends.fa4 import Fa4
 from jali.backends.triton import Triton
+from jali.fused import kernels
 from jali.layout import Blocks
 from jali.padding import KeyPadding
 from jali.plan import BlockPlan
@@ -43,13 +44,11 @@ class Mixed(Backend):
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
         padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        from jali.kernels.attention import block_sparse_attention
-        from jali.kernels.merge import merge_attention
-
-        q, k, v = (contiguous_rows(x) for x in (q, k, v))
+        q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
         out, lse = Fa4().attend(q, k, v, plan, scale)
         pooled = {r: (part.counts, part.indices) for r, part in plan.lists.items() if r != 1}
-        other, other_lse = block_sparse_attention(
+        other, other_lse = kernels("attention").block_sparse_attention(
             q, k, v, pooled, plan.blocks.q, plan.blocks.k, scale
         )
-        return merge_attention(out, lse, other, other_lse)
+        merged: tuple[Tensor, Tensor] = kernels("merge").merge_attention(out, lse, other, other_lse)
+        return merged

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jali.backends.backend import Backend, Task, contiguous_rows, dtype_reasons
+from jali.fused import kernels
 from jali.layout import Blocks
 from jali.padding import KeyPadding
 from jali.plan import BlockPlan
@@ -23,9 +24,9 @@ class Triton(Backend):
     }  # fmt: skip
 
     def why_not(self, task: Task) -> list[str]:
-        from jali import kernels
+        from jali.kernels import why_unavailable
 
-        reasons = [*kernels.why_unavailable(task.device), *dtype_reasons(task)]
+        reasons = [*why_unavailable(task.device), *dtype_reasons(task)]
         if not 16 <= task.head_dim <= 256:
             reasons.append(f"needs a head dim of 16..256, got {task.head_dim}")
         if task.causal:
@@ -45,10 +46,8 @@ class Triton(Backend):
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
         padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        from jali.kernels.attention import block_sparse_attention
-
-        q, k, v = (contiguous_rows(x) for x in (q, k, v))
-        return block_sparse_attention(
+        q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
+        found: tuple[Tensor, Tensor] = kernels("attention").block_sparse_attention(
             q,
             k,
             v,
@@ -58,3 +57,4 @@ class Triton(Backend):
             scale,
             None if padding is None else padding.length,
         )
+        return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from jali import __version__
+from jali.version import __version__
 
 PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "numpy")
 

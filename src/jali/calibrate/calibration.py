@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jali import __version__
 from jali.budget import check_share
 from jali.calibrate.recorder import Recorder, Unplanned
 from jali.calibrate.running import RunningMean, locked
@@ -31,6 +30,7 @@ from jali.maskbook import MEAN, Fingerprint, Header, MaskBook, write_book
 from jali.maskbook.container import PICKLES
 from jali.maskbook.header import LIMITS, canonical, read_grid, write_grid, write_order
 from jali.order import Order, Raster
+from jali.version import __version__
 
 log = logging.getLogger("jali")
 

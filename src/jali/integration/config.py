@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jali import __version__
 from jali.backends import check_name
 from jali.methods import Method
 from jali.presets import Preset
@@ -23,6 +22,7 @@ from jali.presets.plain import (
     read_method,
     write_method,
 )
+from jali.version import __version__
 
 CONFIG_NAME = "sparse_attention_config.json"
 FORMAT = 1

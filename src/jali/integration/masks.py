@@ -54,7 +54,7 @@ def read_mask(mask: Tensor | None) -> Keys:
     prefix = torch.arange(mask.shape[1], device=mask.device) < length[:, None]
     facts = torch.cat([(prefix == mask).all()[None].to(length), length]).tolist()
     if facts[0] == 0:
-        return Keys(mask=mask, source=source)
+        return Keys(mask=mask.clone(), source=source)  # kept while the model's memory moves on
     if all(n == mask.shape[1] for n in facts[1:]):
         return Keys(source=source)
     return Keys(length=tuple(facts[1:]), source=source)

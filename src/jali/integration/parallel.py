@@ -98,17 +98,20 @@ def joint_order(family: Family, grid: TokenGrid, ranks: int, device: torch.devic
     text = sum(s.tokens for s in grid.segments if isinstance(s, Text))
     if family.text == "none" or text == 0:
         return None
-    return _joint_order(text, grid.tokens - text, ranks, family.text == "front").to(device)
+    return _joint_order(text, grid.tokens - text, ranks, family.text == "front", device)
 
 
+# On its device, too: a copy from the host waits for all that is under way there.
 @functools.lru_cache(maxsize=32)
-def _joint_order(text: int, image: int, ranks: int, text_first: bool) -> Tensor:
+def _joint_order(
+    text: int, image: int, ranks: int, text_first: bool, device: torch.device
+) -> Tensor:
     if text % ranks or image % ranks:
         raise ValueError(f"{text} text and {image} image tokens do not divide among {ranks} ranks")
     t, i = text // ranks, image // ranks
     first, second = (t, i) if text_first else (i, t)
     slots = torch.arange(text + image).view(ranks, first + second)
-    return torch.cat([slots[:, :first].reshape(-1), slots[:, first:].reshape(-1)])
+    return torch.cat([slots[:, :first].reshape(-1), slots[:, first:].reshape(-1)]).to(device)
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,7 @@ class EntropyAcrossRanks(Entropy):
         scores = sampled_scores(
             query.q, query.k, layout, query.scale, self._samples(query), query.padding, query.causal
         )
-        mixed = layout.has_text_rows and not layout.only_text_rows
-        entropy = entropy_of(scores, ~layout.text_rows if mixed else None).contiguous()
+        entropy = entropy_of(scores, layout.counted_rows).contiguous()
         ranks = self.ranks
         assert ranks is not None
         parts = [torch.empty_like(entropy) for _ in range(ranks.count)]

@@ -8,7 +8,7 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,8 +31,8 @@ from jali.integration.parallel import (
     tensor_ranks,
     ulysses_ranks,
 )
-from jali.integration.stats import Record, Stats, first_bad, read
-from jali.methods import Dense, Entropy, Method, Schedule
+from jali.integration.stats import Record, Stats, Work, first_bad, read
+from jali.methods import Dense, Entropy, Method, Psa, Schedule
 from jali.presets import Preset
 from jali.site import Site
 
@@ -75,7 +75,12 @@ class Scene:
 @dataclass(frozen=True, eq=False)
 class Seen:
     """One attention call as the method gets it: q, k, v [B, H, S, D] in the caller's order, all
-    keys included, and what came of it."""
+    keys included, and what came of it.
+
+    The tensors are the model's own and hold these numbers during the call only: a compiled model
+    writes its next results into the same memory. What is to be kept has to be `copied`. (Plans and
+    log-sum-exps are jali's, and stay.)
+    """
 
     transformer: str
     site: Site
@@ -86,6 +91,12 @@ class Seen:
     keys: Keys
     scale: float | None
     result: Attended
+
+    def copied(self) -> Seen:
+        """The same call in memory of its own."""
+        q, k, v = (x.clone() for x in (self.q, self.k, self.v))
+        result = replace(self.result, out=self.result.out.clone())
+        return replace(self, q=q, k=k, v=v, result=result)
 
 
 @dataclass(eq=False)
@@ -264,9 +275,11 @@ class Run:
         if self.watch is not None:
             self.watch(Seen(stage.name, site, grid, q, *whole, scale, result))
         out = result.out.transpose(1, 2)
-        costs = None if result.executed is None else result.executed.costs
-        scene.sparse = scene.sparse or costs is not None
-        self._record(stage, site, out, result.backend, why, costs)
+        work = None
+        if (ran := result.executed) is not None:
+            scene.sparse = True
+            work = Work(ran.tally, ran.layout.M * ran.layout.N)
+        self._record(stage, site, out, result.backend, why, work)
         return out if order is None else out.index_select(1, order.argsort())
 
     def _why_dense(
@@ -318,13 +331,13 @@ class Run:
 
     def _record(
         self, stage: Stage, site: Site, out: Tensor, backend: str,
-        why: str | None, costs: Tensor | None = None,
+        why: str | None, work: Work | None = None,
     ) -> None:  # fmt: skip
         _, tokens, heads, _ = out.shape
         total = None if self.finite == "off" else out.sum(dtype=torch.float32)
         self.records.append(
             Record(
-                stage.name, site.layer, site.step, site.branch, tokens, backend, why, costs, total,
+                stage.name, site.layer, site.step, site.branch, tokens, backend, why, work, total,
                 heads,
             )
         )  # fmt: skip
@@ -399,6 +412,8 @@ def asked_budget(method: Method) -> float | None:
         return asked_budget(method.inner)
     if isinstance(method, Dense):
         return 1.0
+    if isinstance(method, Psa):
+        return method.asked
     budget = getattr(method, "budget", None)
     if budget is not None:
         return float(budget.mean)

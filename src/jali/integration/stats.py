@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Work(NamedTuple):
+    """Blocks read at each ratio, per sample and head, and how many there are."""
+
+    tally: Mapping[int, Tensor]
+    blocks: int
 
 
 @dataclass(slots=True)
@@ -21,7 +29,7 @@ class Record:
     tokens: int
     backend: str
     reason: str | None  # why it was dense; None where it was sparse
-    costs: Tensor | None = None
+    work: Work | None = None  # None where it was dense
     total: Tensor | None = None  # sum of the output: not finite where any of it is not
     heads: int = 1
 
@@ -98,20 +106,29 @@ class Stats:
 
 def read(records: list[Record]) -> tuple[Row, ...]:
     """Records as rows. Waits for the device, once."""
-    # One plan may serve all heads, or all samples.
-    costs = _host([r.costs.mean(0).expand(r.heads) for r in records if r.costs is not None])
+    counts = _host([x for r in records if r.work is not None for x in r.work.tally.values()])
     rows = []
     for r in records:
-        dense = r.costs is None
-        heads = tuple(1.0 if dense else next(costs) for _ in range(r.heads))
-        cost = sum(heads) / len(heads)
+        heads = (1.0,) * r.heads if r.work is None else _costs(r.work, counts, r.heads)
         rows.append(
             Row(
-                r.transformer, r.layer, r.step, r.branch, r.tokens, cost, r.backend, r.reason,
-                heads,
+                r.transformer, r.layer, r.step, r.branch, r.tokens, sum(heads) / len(heads),
+                r.backend, r.reason, heads,
             )
         )  # fmt: skip
     return tuple(rows)
+
+
+def _costs(work: Work, counts: Iterator[float], heads: int) -> tuple[float, ...]:
+    """The cost of every head. One plan may serve all heads, or all samples."""
+    found = [0.0] * heads
+    for ratio, tally in work.tally.items():
+        samples, planned = tally.shape
+        for _ in range(samples):
+            ones = [next(counts) for _ in range(planned)]
+            for head in range(heads):
+                found[head] += ones[head % planned] / (ratio * samples * work.blocks)
+    return tuple(found)
 
 
 def first_bad(records: list[Record]) -> Record | None:
@@ -124,10 +141,10 @@ def first_bad(records: list[Record]) -> Record | None:
     return None
 
 
-def _host(values: list[Tensor]) -> Any:
+def _host(values: list[Tensor]) -> Iterator[float]:
     """All numbers of all tensors; one transfer where they share a device."""
     if not values:
         return iter(())
-    if len({v.device for v in values}) == 1:
-        return iter(torch.cat([v.float().reshape(-1) for v in values]).tolist())
+    if len({(v.device, v.dtype) for v in values}) == 1:
+        return iter(torch.cat([v.reshape(-1) for v in values]).tolist())
     return iter([x for v in values for x in v.reshape(-1).tolist()])

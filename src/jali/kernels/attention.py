@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -12,8 +14,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from jali.kernels.granules import Granules, broadcast_strides, count_below, pack_granules
-from jali.kernels.pooling import RATIOS, Pyramid, on_device, pool_pyramid
+from .granules import broadcast_strides, count_below, pack_granules
+from .launch import Kind, Launch, capability, kind, on_device
+from .pooling import RATIOS, Pyramid, pool_pyramid
+from .score_tiles import cdiv, power_of_two
 
 _LOG2_E = math.log2(math.e)
 
@@ -47,7 +51,7 @@ def default_config(
     Hopper runs two programs per multiprocessor: within one, all warps wait at the same barriers,
     so it takes a second one for the tensor cores to work while the first takes exponentials.
     """
-    width = triton.next_power_of_2(head_dim)
+    width = power_of_two(head_dim)
     if itemsize == 4:
         tile = 32 if width <= 128 else 16
         return Config(64 if width <= 64 else tile, tile, tile, 4, 1, 1)
@@ -288,16 +292,16 @@ class _RowView:
     col_h: int
 
     @staticmethod
-    def of(x: Tensor) -> _RowView | None:
+    def of(x: Kind) -> _RowView | None:
         """The view, or None where strides or alignment forbid a tensor descriptor."""
         batch, heads, seq, dim = x.shape
-        sb, sh, ss, _ = x.stride()
+        sb, sh, ss, _ = x.stride
         if batch == 1:
             sb = 0
         if heads == 1:
             sh = 0
-        align = 16 // x.element_size()
-        if ss < dim or ss % align or sh % align or sb % ss or x.data_ptr() % 16:
+        align = 16 // x.itemsize
+        if ss < dim or ss % align or sh % align or sb % ss or not x.aligned:
             return None
         if sh < ss:
             if (heads - 1) * sh + dim > ss:
@@ -321,7 +325,7 @@ class _RowView:
 _Views = tuple[_RowView, _RowView, _RowView]
 
 
-def _views(q: Tensor, k: Tensor, v: Tensor) -> _Views | None:
+def _views(q: Kind, k: Kind, v: Kind) -> _Views | None:
     """Views of q, k and v for tensor descriptors; None where one of them has none."""
     dim = q.shape[3]
     q_view, k_view, v_view = _RowView.of(q), _RowView.of(k), _RowView.of(v)
@@ -344,10 +348,12 @@ def _fit(config: Config, q_block: int, k_block: int, views: _Views | None) -> Co
     return replace(config, block_m=block_m, block_n=block_n, num_warps=num_warps, tma=tma)
 
 
+Listed = tuple[tuple[int, Kind, Kind], ...]
+
+
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, lists: Mapping[int, tuple[Tensor, Tensor]],
-    q_block: int, k_block: int, key_length: Tensor | None,
-) -> None:  # fmt: skip
+    q: Kind, k: Kind, v: Kind, lists: Listed, q_block: int, k_block: int, key_length: Kind | None
+) -> None:
     batch, heads, seq_q, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != dim or heads % k.shape[1]:
         raise ValueError(
@@ -355,18 +361,20 @@ def _check(
         )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
-    if any(x.stride(-1) != 1 for x in (q, k, v)):
+    if any(x.stride[-1] != 1 for x in (q, k, v)):
         raise ValueError("the last dim of q, k and v must be contiguous")
     if not 16 <= dim <= 256:
         raise ValueError(f"head dim must be in 16..256, got {dim}")
     if q_block % 16 or k_block % 16 or q_block < 16 or k_block < 16:
         raise ValueError(f"blocks must be multiples of 16, got {q_block} and {k_block}")
     if key_length is not None and (key_length.shape != (batch,) or key_length.dtype != torch.int32):
-        raise ValueError(f"key_length must be int32 [{batch}], got {key_length}")
+        raise ValueError(
+            f"key_length must be int32 [{batch}], got {key_length.dtype} {list(key_length.shape)}"
+        )
     if not lists:
         raise ValueError("no list of key blocks given")
-    rows = triton.cdiv(seq_q, q_block)
-    for ratio, (counts, indices) in lists.items():
+    rows = cdiv(seq_q, q_block)
+    for ratio, counts, indices in lists:
         if ratio != 1 and (ratio not in RATIOS or k_block % ratio):
             raise ValueError(f"ratio {ratio} must be 1 or one of {RATIOS} and divide {k_block}")
         if counts.dtype != torch.int32 or indices.dtype != torch.int32:
@@ -378,8 +386,22 @@ def _check(
             )
         if counts.shape[0] not in (1, batch) or counts.shape[1] not in (1, heads):
             raise ValueError(f"ratio {ratio}: {tuple(counts.shape)} does not broadcast to q")
-        if indices.stride(3) != 1 and indices.shape[3] > 1:
+        if indices.stride[3] != 1 and indices.shape[3] > 1:
             raise ValueError(f"ratio {ratio}: the last dim of indices must be contiguous")
+
+
+@functools.lru_cache(maxsize=256)
+def _fitted(
+    q: Kind, k: Kind, v: Kind, lists: Listed, q_block: int, k_block: int,
+    key_length: Kind | None, config: Config | None,
+) -> tuple[Config, _Views | None]:  # fmt: skip
+    """The configuration of a checked call, and its views where they are to be read through."""
+    _check(q, k, v, lists, q_block, k_block, key_length)
+    if config is None:
+        config = default_config(q.shape[3], k_block, capability(q.device), q.itemsize)
+    views = _views(q, k, v) if config.tma else None
+    config = _fit(config, q_block, k_block, views)
+    return config, views if config.tma else None
 
 
 def _empty_like(q: Tensor) -> Tensor:
@@ -418,70 +440,112 @@ def block_sparse_attention(
     Returns out, q's dtype and memory order, and the natural log-sum-exp, fp32 [B, H, Sq]. A row
     without any real key gives 0 and -inf. Never waits for the device.
     """
-    _check(q, k, v, lists, q_block, k_block, key_length)
-    batch, heads, seq_q, dim = q.shape
-    heads_kv, seq_k = k.shape[1:3]
     if scale < 0:
         q, scale = -q, -scale
+    listed = tuple(
+        (ratio, kind(counts), kind(indices)) for ratio, (counts, indices) in lists.items()
+    )
+    kinds = kind(q), kind(k), kind(v)
+    length = None if key_length is None else kind(key_length)
+    cfg, views = _fitted(*kinds, listed, q_block, k_block, length, config)
+    batch, heads, seq_q, _ = q.shape
     out = _empty_like(q)
     lse = torch.empty(batch, heads, seq_q, dtype=torch.float32, device=q.device)
-    if config is None:
-        capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
-        config = default_config(dim, k_block, capability, q.element_size())
-    even = key_length is None and seq_k % k_block == 0
-    views = _views(q, k, v) if config.tma else None
-    cfg = _fit(config, q_block, k_block, views)
 
-    granules: Granules | None = None
-    pooled = sorted(ratio for ratio in lists if ratio != 1)
-    if pooled:
+    pooled: tuple[Tensor | None, ...] = (None,) * 5
+    made: tuple[tuple[int, ...], ...] = ()
+    granule = 1
+    ratios = [ratio for ratio in lists if ratio != 1]
+    if ratios:
         if pyramid is None:
-            pyramid = pool_pyramid(k, v, pooled, key_length)
-        pyramid = replace(pyramid, starts={ratio: pyramid.starts[ratio] for ratio in pooled})
-        granules = pack_granules(lists, pyramid, k_block, cfg.pool_n, seq_k, key_length)
-
-    none3 = (0, 0, 0)
-    counts, indices = lists.get(1, (None, None))
-    list_strides: tuple[int, ...] = none3 * 2
-    if counts is not None and indices is not None:
-        list_strides = broadcast_strides(counts) + broadcast_strides(indices)
-    ends = ids = pool_k = pool_v = bias = None
-    pool_strides: tuple[int, ...] = none3 * 3
-    if granules is not None and pyramid is not None:
-        ends, ids, pool_k, pool_v = granules.ends, granules.ids, pyramid.k, pyramid.v
-        bias = pyramid.bias
-        bias_stride = 0 if bias.shape[0] == 1 else bias.stride(0)
-        pool_strides = broadcast_strides(ends) + broadcast_strides(ids)
-        pool_strides += (pool_k.stride(0), pool_k.stride(1), bias_stride)
-
+            pyramid = pool_pyramid(k, v, ratios, key_length)
+        elif len(pyramid.starts) != len(ratios):
+            starts = {ratio: pyramid.starts[ratio] for ratio in sorted(ratios)}
+            pyramid = replace(pyramid, starts=starts)
+        granules = pack_granules(lists, pyramid, k_block, cfg.pool_n, k.shape[2], key_length)
+        pooled = granules.ends, granules.ids, pyramid.k, pyramid.v, pyramid.bias
+        made = granules.ends.shape, granules.ids.shape, pyramid.k.shape, pyramid.bias.shape
+        granule = granules.size
     descriptors: tuple[TensorDescriptor | None, ...] = (None, None, None)
-    view_strides: tuple[int, ...] = none3 * 3
-    if cfg.tma and views is not None:
+    if views is not None:
         tiles_of = (cfg.block_m, cfg.block_n, cfg.block_n)
         tensors = zip(views, (q, k, v), tiles_of, strict=True)
         descriptors = tuple(view.descriptor(x, rows) for view, x, rows in tensors)
-        view_strides = tuple(n for view in views for n in (view.row_b, view.row_h, view.col_h))
-    reach = max(x.shape[2] * x.stride(2) for x in (q, k, v, out))
-    if pyramid is not None:
-        reach = max(reach, pyramid.rows * dim)
-
-    options = {} if cfg.max_registers is None else {"maxnreg": cfg.max_registers}
+    launch = _launch(
+        *kinds, out.stride(), listed, made, granule, q_block, k_block, scale,
+        key_length is not None, head_order is not None, cfg, views,
+    )  # fmt: skip
     with on_device(q.device):
-        _attention_kernel[(triton.cdiv(seq_q, cfg.block_m), heads, batch)](
-            q, k, v, *descriptors, out, lse,
-            counts, indices, ends, ids, pool_k, pool_v, bias, key_length, head_order,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            *list_strides, *pool_strides, *view_strides,
-            seq_q, seq_k, scale * _LOG2_E,
-            GROUP=heads // heads_kv, D=dim, BLOCK_D=triton.next_power_of_2(dim),
-            Q_BLOCK=q_block, K_BLOCK=k_block, GRANULE=granules.size if granules else 1,
-            BLOCK_M=cfg.block_m, BLOCK_N=cfg.block_n, POOL_N=cfg.pool_n,
-            STAGES=cfg.stages, POOL_STAGES=cfg.pool_stages,
-            HAS_FULL=counts is not None, HAS_POOLED=granules is not None,
-            EVEN=even,
-            HAS_LENGTH=key_length is not None, HAS_ORDER=head_order is not None,
-            TMA=cfg.tma, WIDE=reach >= 2**31,
-            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
-            num_warps=cfg.num_warps, num_stages=cfg.stages, **options,
+        launch(
+            q, k, v, *descriptors, out, lse, *lists.get(1, (None, None)),
+            *pooled, key_length, head_order,
         )  # fmt: skip
     return out, lse
+
+
+@functools.lru_cache(maxsize=256)
+def _launch(
+    q: Kind, k: Kind, v: Kind, out_stride: tuple[int, ...], lists: Listed,
+    pooled: tuple[tuple[int, ...], ...], granule: int, q_block: int, k_block: int, scale: float,
+    has_length: bool, has_order: bool, cfg: Config, views: _Views | None,
+) -> Launch:  # fmt: skip
+    """`pooled`: the shapes of the granules' ends and ids, and of the pyramid's k and bias; all of
+    them are contiguous. Nothing where no list is pooled."""
+    batch, heads, seq_q, dim = q.shape
+    heads_kv, seq_k = k.shape[1:3]
+    none3 = (0, 0, 0)
+    list_strides: tuple[int, ...] = none3 * 2
+    for ratio, counts, indices in lists:
+        if ratio == 1:
+            list_strides = broadcast_strides(counts) + broadcast_strides(indices)
+    pool_strides: tuple[int, ...] = none3 * 3
+    reach = max(
+        seq_q * q.stride[2], seq_k * k.stride[2], seq_k * v.stride[2], seq_q * out_stride[2]
+    )
+    if pooled:
+        ends, ids, pool_k, bias = pooled
+        pool_strides = _contiguous_strides(ends) + _contiguous_strides(ids)
+        rows = pool_k[2]
+        pool_strides += (pool_k[1] * rows * dim, rows * dim, 0 if bias[0] == 1 else bias[1])
+        reach = max(reach, rows * dim)
+    view_strides: tuple[int, ...] = none3 * 3
+    if views is not None:
+        view_strides = tuple(n for view in views for n in (view.row_b, view.row_h, view.col_h))
+    numbers = (
+        *q.stride[:3], *k.stride[:3], *v.stride[:3], *out_stride[:3],
+        *list_strides, *pool_strides, *view_strides, seq_q, seq_k, scale * _LOG2_E,
+    )  # fmt: skip
+    constants: dict[str, Any] = {
+        "GROUP": heads // heads_kv,
+        "D": dim,
+        "BLOCK_D": power_of_two(dim),
+        "Q_BLOCK": q_block,
+        "K_BLOCK": k_block,
+        "GRANULE": granule,
+        "BLOCK_M": cfg.block_m,
+        "BLOCK_N": cfg.block_n,
+        "POOL_N": cfg.pool_n,
+        "STAGES": cfg.stages,
+        "POOL_STAGES": cfg.pool_stages,
+        "HAS_FULL": any(ratio == 1 for ratio, _, _ in lists),
+        "HAS_POOLED": bool(pooled),
+        "EVEN": not has_length and seq_k % k_block == 0,
+        "HAS_LENGTH": has_length,
+        "HAS_ORDER": has_order,
+        "TMA": cfg.tma,
+        "WIDE": reach >= 2**31,
+        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        "num_warps": cfg.num_warps,
+        "num_stages": cfg.stages,
+    }
+    if cfg.max_registers is not None:
+        constants["maxnreg"] = cfg.max_registers
+    grid = (cdiv(seq_q, cfg.block_m), heads, batch)
+    return Launch(_attention_kernel, grid, numbers, constants)
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """As `broadcast_strides`, of a contiguous tensor."""
+    batch, heads, rows, width = shape
+    per_head = rows * width
+    return 0 if batch == 1 else heads * per_head, 0 if heads == 1 else per_head, width

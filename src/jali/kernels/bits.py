@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launch
 from .score_tiles import power_of_two
 from .select_lists import row_options
 from .select_rank import running_count
@@ -46,16 +49,14 @@ def bit_lists(bits: Tensor, blocks: int, *, warps: int | None = None) -> tuple[T
             f"{blocks} blocks need uint8 rows of {-(-blocks // 8)} bytes, got {bits.dtype} rows of "
             f"{row_bytes}"
         )
-    n_pad = power_of_two(blocks)
-    counts = torch.empty(batch, heads, m, dtype=torch.int32, device=bits.device)
+    counts = torch.empty(*bits.shape[:3], dtype=torch.int32, device=bits.device)
     indices = torch.empty(batch, heads, m, blocks, dtype=torch.int32, device=bits.device)
-    _bit_lists_kernel[(batch * heads * m,)](
-        bits.contiguous(),
-        counts,
-        indices,
-        blocks,
-        row_bytes,
-        N_PAD=n_pad,
-        **row_options(n_pad, warps),
-    )
+    _launch(batch * heads * m, blocks, row_bytes, warps)(bits.contiguous(), counts, indices)
     return counts, indices
+
+
+@functools.lru_cache(maxsize=256)
+def _launch(lines: int, blocks: int, row_bytes: int, warps: int | None) -> Launch:
+    n_pad = power_of_two(blocks)
+    constants = {"N_PAD": n_pad, **row_options(n_pad, warps)}
+    return Launch(_bit_lists_kernel, (lines,), (blocks, row_bytes), constants)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -9,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .score_tiles import power_of_two
+from .launch import Launch
+from .score_tiles import cdiv, power_of_two
 
 # Scalars reach a kernel as fp32, too coarse where a share times N must round exactly: they travel
 # as fixed-point integers instead.
@@ -36,15 +38,18 @@ def row_entropy(scores: Tensor) -> Tensor:
     if n == 1:
         return torch.ones(batch, heads, m, dtype=torch.float32, device=scores.device)
     out = torch.empty(batch, heads, m, dtype=torch.float32, device=scores.device)
-    rows = batch * heads * m
+    _entropy_launch(batch * heads * m, n)(scores.contiguous(), out)
+    return out
+
+
+@functools.lru_cache(maxsize=256)
+def _entropy_launch(rows: int, n: int) -> Launch:
     n_pad = power_of_two(n)
     chunk = max(1, 2048 // n_pad)
-    grid = (triton.cdiv(rows, chunk),)
-    factor = 1.0 / math.log2(n)
-    _row_entropy_kernel[grid](
-        scores.contiguous(), out, rows, n, factor, CHUNK=chunk, N_PAD=n_pad, num_warps=4
+    constants = {"CHUNK": chunk, "N_PAD": n_pad, "num_warps": 4}
+    return Launch(
+        _row_entropy_kernel, (cdiv(rows, chunk),), (rows, n, 1.0 / math.log2(n)), constants
     )
-    return out
 
 
 @triton.jit(do_not_specialize=["heads", "m", "n", "total", "floor", "ceiling", "sharpness"])
@@ -162,27 +167,28 @@ def entropy_budgets(
     clamp(floor(mean * N * H + 0.5), H, N * H) per batch element, every head gets between 1 and N.
     `entropy` fp32 [B,H,M] replaces the rows' own (see `row_entropy`). No host synchronisation.
     """
-    batch, heads, m, n = scores.shape
+    launch = _budget_launch(scores.shape, mean, floor, ceiling, sharpness, rows is not None)
+    entropy = row_entropy(scores) if entropy is None else entropy.contiguous()
+    keep = torch.empty(*scores.shape[:2], dtype=torch.int32, device=scores.device)
+    launch(entropy, None if rows is None else rows.view(torch.uint8), keep)
+    return keep
+
+
+@functools.lru_cache(maxsize=256)
+def _budget_launch(
+    shape: tuple[int, ...], mean: float, floor: float, ceiling: float, sharpness: float,
+    has_rows: bool,
+) -> Launch:  # fmt: skip
+    batch, heads, m, n = shape
     if not 0 <= mean <= 1 or sharpness < 0 or heads > 128:
         raise ValueError("need 0 <= mean <= 1, sharpness >= 0 and at most 128 heads")
-    entropy = row_entropy(scores) if entropy is None else entropy.contiguous()
     total = min(max(math.floor(mean * n * heads + 0.5), heads), n * heads)
-    keep = torch.empty(batch, heads, dtype=torch.int32, device=scores.device)
+    fixed = (round(floor * _FIXED), round(ceiling * _FIXED), round(sharpness * _FIXED))
     padded = max(2, power_of_two(heads))
-    _budget_kernel[(batch,)](
-        entropy,
-        None if rows is None else rows.view(torch.uint8),
-        keep,
-        heads,
-        m,
-        n,
-        total,
-        round(floor * _FIXED),
-        round(ceiling * _FIXED),
-        round(sharpness * _FIXED),
-        HEADS=padded,
-        CHUNK=max(16, min(256, 4096 // padded)),
-        HAS_ROWS=rows is not None,
-        num_warps=4 if padded <= 32 else 8,
-    )
-    return keep
+    constants = {
+        "HEADS": padded,
+        "CHUNK": max(16, min(256, 4096 // padded)),
+        "HAS_ROWS": has_rows,
+        "num_warps": 4 if padded <= 32 else 8,
+    }
+    return Launch(_budget_kernel, (batch,), (heads, m, n, total, *fixed), constants)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launch
 from .score_tiles import cdiv, power_of_two
 
 
@@ -54,27 +57,27 @@ def gather_rows(
     token rows are copied. `index` int32/int64 [S'] holds tokens of x and is not checked (that would
     wait for the device). Gathering with the inverse permutation restores the order.
     """
-    if x.dim() != 4 or x.stride(3) != 1 or index.dim() != 1:
+    shape, launch = _launch(x.shape, x.stride(), index.shape, rows, columns, warps)
+    out = torch.empty(*shape, dtype=x.dtype, device=x.device)
+    launch(x, index.contiguous(), out)
+    return out.transpose(1, 2)
+
+
+@functools.lru_cache(maxsize=256)
+def _launch(
+    shape: tuple[int, ...], stride: tuple[int, ...], index: tuple[int, ...], rows: int | None,
+    columns: int, warps: int,
+) -> tuple[tuple[int, ...], Launch]:  # fmt: skip
+    """The result's shape in memory and what writes it."""
+    if len(shape) != 4 or stride[3] != 1 or len(index) != 1:
         raise ValueError("need x [B, H, S, D] with a contiguous last dim and index [S']")
-    batch, heads, _, dim = x.shape
-    length = index.shape[0]
-    merged = heads == 1 or x.stride(1) == dim
+    batch, heads, _, dim = shape
+    length = index[0]
+    merged = heads == 1 or stride[1] == dim
     pieces, width = (1, heads * dim) if merged else (heads, dim)
     columns = min(columns, power_of_two(width))
     rows = rows or max(1, 4096 // columns)
-    out = torch.empty(batch, length, heads, dim, dtype=x.dtype, device=x.device)
-    _gather_rows_kernel[(cdiv(length, rows) * pieces * cdiv(width, columns), batch)](
-        x,
-        index.contiguous(),
-        out,
-        length,
-        pieces,
-        width,
-        x.stride(0),
-        x.stride(2),
-        x.stride(1),
-        ROWS=rows,
-        COLUMNS=columns,
-        num_warps=warps,
-    )
-    return out.transpose(1, 2)
+    grid = (cdiv(length, rows) * pieces * cdiv(width, columns), batch)
+    numbers = (length, pieces, width, stride[0], stride[2], stride[1])
+    constants = {"ROWS": rows, "COLUMNS": columns, "num_warps": warps}
+    return (batch, length, heads, dim), Launch(_gather_rows_kernel, grid, numbers, constants)

@@ -9,15 +9,19 @@ go into a few mixed tiles behind them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from jali.kernels.pooling import SECTION_ROWS, Pyramid, on_device
+from .launch import Kind, Launch, kind, on_device
+from .pooling import SECTION_ROWS, Pyramid
+from .score_tiles import cdiv
 
 Lists = Mapping[int, tuple[Tensor, Tensor]]
 
@@ -143,12 +147,12 @@ def _pack_kernel(
     tl.store(ENDS + row * 4 + 3, end)
 
 
-def broadcast_strides(x: Tensor) -> tuple[int, int, int]:
+def broadcast_strides(x: Kind) -> tuple[int, int, int]:
     """Strides of a list's first three dims, 0 where the batch or head dim is 1."""
     return (
-        0 if x.shape[0] == 1 else x.stride(0),
-        0 if x.shape[1] == 1 else x.stride(1),
-        x.stride(2),
+        0 if x.shape[0] == 1 else x.stride[0],
+        0 if x.shape[1] == 1 else x.stride[1],
+        x.stride[2],
     )
 
 
@@ -165,36 +169,74 @@ def pack_granules(
     `seq`, `key_length`: how many keys there are. Blocks without a real key are left out.
     The width of `ids` is the most the lists can hold, so nothing is read back from the device.
     """
-    pooled = {ratio: lists[ratio] for ratio in sorted(pyramid.starts)}
+    pooled = sorted(pyramid.starts)
+    call = _prepared(
+        tuple((ratio, kind(lists[ratio][0]), kind(lists[ratio][1])) for ratio in pooled),
+        tuple(pyramid.starts[ratio] for ratio in pooled), pyramid.tokens, pyramid.empty_row,
+        k_block, tile, seq, None if key_length is None else key_length.shape[0],
+    )  # fmt: skip
+    first = lists[pooled[0]][0]
+    ends = torch.empty(*call.ends, dtype=torch.int32, device=first.device)
+    ids = torch.empty(*call.ids, dtype=torch.int32, device=first.device)
+    tensors: list[Tensor] = []
+    for ratio in (2, 4, 8):
+        tensors += lists[ratio] if ratio in pyramid.starts else (first, ids)
+    with on_device(first.device):
+        call.launch(ends, ids, key_length, *tensors)
+    return Granules(ends, ids, call.size)
+
+
+class _Prepared(NamedTuple):
+    """What of a call follows from its shapes."""
+
+    ends: tuple[int, int, int, int]
+    ids: tuple[int, int, int, int]
+    size: int
+    launch: Launch
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(
+    lists: tuple[tuple[int, Kind, Kind], ...], starts: tuple[int, ...], tokens: int,
+    empty_row: int, k_block: int, tile: int, seq: int, lengths: int | None,
+) -> _Prepared:  # fmt: skip
+    """`lists`: ratio, counts and indices; `starts`: where each ratio's rows begin."""
+    pooled = {ratio: (counts, indices) for ratio, counts, indices in lists}
+    start_of = dict(zip(pooled, starts, strict=True))
     size = min(granule_size(k_block, pooled), tile)
     per_tile = tile // size
     batch = max(counts.shape[0] for counts, _ in pooled.values())
     heads = max(counts.shape[1] for counts, _ in pooled.values())
-    first_counts, _ = next(iter(pooled.values()))
-    rows = first_counts.shape[2]
-    device = first_counts.device
+    first, _ = next(iter(pooled.values()))
+    rows = first.shape[2]
     per_block = {ratio: k_block // (ratio * size) for ratio in pooled}
     width = sum(indices.shape[3] * per_block[ratio] for ratio, (_, indices) in pooled.items())
-    width = triton.cdiv(width, per_tile) * per_tile
-    if key_length is not None:
-        batch = max(batch, key_length.shape[0])
-    ends = torch.empty(batch, heads, rows, 4, dtype=torch.int32, device=device)
-    ids = torch.empty(batch, heads, rows, max(width, per_tile), dtype=torch.int32, device=device)
-
-    tensors: list[Tensor] = []
+    width = max(cdiv(width, per_tile) * per_tile, per_tile)
+    if lengths is not None:
+        batch = max(batch, lengths)
     strides: list[int] = []
     for ratio in (2, 4, 8):
-        counts, indices = pooled.get(ratio, (first_counts, ids))
-        tensors += [counts, indices]
-        strides += [*broadcast_strides(counts), *broadcast_strides(indices)]
-    with on_device(device):
-        _pack_kernel[(rows, heads, batch)](
-            ends, ids, key_length, *tensors, *strides,
-            *(pyramid.starts.get(ratio, 0) // size for ratio in (2, 4, 8)),
-            *(pyramid.section_rows(r) // size if r in pooled else 0 for r in (2, 4, 8)),
-            pyramid.empty_row // size, ids.shape[3], seq,
-            K_BLOCK=k_block, PER2=per_block.get(2, 0), PER4=per_block.get(4, 0),
-            PER8=per_block.get(8, 0), PER_TILE=per_tile, HAS_LENGTH=key_length is not None,
-            BLOCK=256, num_warps=2,
-        )  # fmt: skip
-    return Granules(ends, ids, size)
+        if ratio in pooled:
+            counts, indices = pooled[ratio]
+            strides += [*broadcast_strides(counts), *broadcast_strides(indices)]
+        else:
+            ids = (0 if batch == 1 else heads * rows * width, 0 if heads == 1 else rows * width)
+            strides += [*broadcast_strides(first), *ids, width]
+    numbers = (
+        *strides,
+        *(start_of.get(ratio, 0) // size for ratio in (2, 4, 8)),
+        *(tokens // ratio // size if ratio in pooled else 0 for ratio in (2, 4, 8)),
+        empty_row // size, width, seq,
+    )  # fmt: skip
+    constants = {
+        "K_BLOCK": k_block,
+        "PER2": per_block.get(2, 0),
+        "PER4": per_block.get(4, 0),
+        "PER8": per_block.get(8, 0),
+        "PER_TILE": per_tile,
+        "HAS_LENGTH": lengths is not None,
+        "BLOCK": 256,
+        "num_warps": 2,
+    }
+    launch = Launch(_pack_kernel, (rows, heads, batch), numbers, constants)
+    return _Prepared((batch, heads, rows, 4), (batch, heads, rows, width), size, launch)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from jali.kernels.pooling import on_device
+from .launch import Launch, on_device
+from .score_tiles import cdiv, power_of_two
 
 
 @triton.jit
@@ -48,18 +51,21 @@ def merge_attention(a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor) -> tuple
     a, b [B, H, S, D] (any strides, last dim contiguous) with their natural log-sum-exps, fp32
     [B, H, S] contiguous. A row that is −inf in both stays 0 and −inf.
     """
-    batch, heads, seq, dim = a.shape
     if b.shape != a.shape or lse_a.shape != a.shape[:3] or lse_b.shape != a.shape[:3]:
         raise ValueError(f"{tuple(a.shape)} and {tuple(b.shape)} do not match")
     if not (lse_a.is_contiguous() and lse_b.is_contiguous()):
         raise ValueError("both log-sum-exps must be contiguous")
-    block_d = triton.next_power_of_2(dim)
+    with on_device(a.device):
+        _launch(a.shape, a.stride(), b.stride())(a, lse_a, b, lse_b)
+    return a, lse_a
+
+
+@functools.lru_cache(maxsize=256)
+def _launch(shape: tuple[int, ...], a_stride: tuple[int, ...], b_stride: tuple[int, ...]) -> Launch:
+    batch, heads, seq, dim = shape
+    block_d = power_of_two(dim)
     rows_each = max(1, 4096 // block_d)
     rows = batch * heads * seq
-    with on_device(a.device):
-        _merge_kernel[(triton.cdiv(rows, rows_each),)](
-            a, lse_a, b, lse_b, heads, seq, rows,
-            *a.stride()[:3], *b.stride()[:3],
-            D=dim, BLOCK_D=block_d, ROWS=rows_each, num_warps=4,
-        )  # fmt: skip
-    return a, lse_a
+    numbers = (heads, seq, rows, *a_stride[:3], *b_stride[:3])
+    constants = {"D": dim, "BLOCK_D": block_d, "ROWS": rows_each, "num_warps": 4}
+    return Launch(_merge_kernel, (cdiv(rows, rows_each),), numbers, constants)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .launch import Kind, Launch, kind, on_device
+from .score_tiles import cdiv, padded_dim
 
 RATIOS = (2, 4, 8)
 SECTION_ROWS = 32
@@ -212,14 +217,9 @@ def _pool_kernel(
             )
 
 
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Launch on `device`, whichever device is current; the interpreter has nothing to choose."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def padded_tokens(seq: int) -> int:
     """The tokens that sections cover: enough that each section is a multiple of SECTION_ROWS."""
-    return triton.cdiv(seq, 8 * SECTION_ROWS) * 8 * SECTION_ROWS
+    return cdiv(seq, 8 * SECTION_ROWS) * 8 * SECTION_ROWS
 
 
 def section_starts(seq: int, ratios: Iterable[int]) -> tuple[dict[int, int], int]:
@@ -242,27 +242,53 @@ def pool_pyramid(
     A group's mean counts real keys only: the last group may be short, and keys at or beyond
     key_length[b] (int32 [B], on the device) do not exist. Sums are fp32, the result has k's dtype.
     """
+    call = _prepared(kind(k), kind(v), tuple(ratios), key_length is not None)
+    k_out = torch.empty(*call.shape, dtype=k.dtype, device=k.device)
+    v_out = torch.empty(*call.shape, dtype=v.dtype, device=v.device)
+    bias = torch.empty(*call.bias, dtype=torch.float32, device=k.device)
+    with on_device(k.device):
+        call.launch(k, v, k_out, v_out, bias, key_length)
+    return Pyramid(k_out, v_out, bias, call.starts, call.tokens)
+
+
+class _Prepared(NamedTuple):
+    """What of a call follows from its shapes."""
+
+    shape: tuple[int, int, int, int]
+    bias: tuple[int, int]
+    starts: Mapping[int, int]
+    tokens: int
+    launch: Launch
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(k: Kind, v: Kind, ratios: tuple[int, ...], has_length: bool) -> _Prepared:
     batch, heads, seq, dim = k.shape
     if v.shape != k.shape:
         raise ValueError(f"k and v must have one shape, got {tuple(k.shape)}, {tuple(v.shape)}")
-    if k.stride(-1) != 1 or v.stride(-1) != 1:
+    if k.stride[-1] != 1 or v.stride[-1] != 1:
         raise ValueError("the last dim of k and v must be contiguous")
     starts, rows = section_starts(seq, ratios)
     if not starts:
         raise ValueError("no pooling ratio given")
-    k_out = torch.empty(batch, heads, rows, dim, dtype=k.dtype, device=k.device)
-    v_out = torch.empty(batch, heads, rows, dim, dtype=v.dtype, device=v.device)
-    bias_batch = 1 if key_length is None else batch
-    bias = torch.empty(bias_batch, rows, dtype=torch.float32, device=k.device)
-    chunks = padded_tokens(seq) // (8 * _GROUPS)
-    with on_device(k.device):
-        _pool_kernel[(heads, chunks + 1, batch)](
-            k, v, k_out, v_out, bias, key_length,
-            k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
-            seq, rows, chunks, starts.get(2, 0), starts.get(4, 0), starts.get(8, 0),
-            H=heads, D=dim, BLOCK_D=max(16, triton.next_power_of_2(dim)),
-            HAS2=2 in starts, HAS4=4 in starts, HAS8=8 in starts,
-            HAS_LENGTH=key_length is not None, GROUPS=_GROUPS, EMPTY_ROWS=SECTION_ROWS,
-            num_warps=4,
-        )  # fmt: skip
-    return Pyramid(k_out, v_out, bias, starts, padded_tokens(seq))
+    tokens = padded_tokens(seq)
+    chunks = tokens // (8 * _GROUPS)
+    numbers = (
+        *k.stride[:3], *v.stride[:3], seq, rows, chunks,
+        starts.get(2, 0), starts.get(4, 0), starts.get(8, 0),
+    )  # fmt: skip
+    constants = {
+        "H": heads,
+        "D": dim,
+        "BLOCK_D": padded_dim(dim),
+        "HAS2": 2 in starts,
+        "HAS4": 4 in starts,
+        "HAS8": 8 in starts,
+        "HAS_LENGTH": has_length,
+        "GROUPS": _GROUPS,
+        "EMPTY_ROWS": SECTION_ROWS,
+        "num_warps": 4,
+    }
+    launch = Launch(_pool_kernel, (heads, chunks + 1, batch), numbers, constants)
+    bias = (batch if has_length else 1, rows)
+    return _Prepared((batch, heads, rows, dim), bias, MappingProxyType(starts), tokens, launch)

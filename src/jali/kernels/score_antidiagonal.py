@@ -6,15 +6,18 @@ within their group, followed by the same two-level softmax as the sampled scores
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Kind, Launch, kind
 from .score_interleave import interleaved_key, run_sum
-from .score_mass import mean_mass
+from .score_mass import mass_launch
 from .score_tiles import (
     Tile,
     cdiv,
@@ -242,16 +245,10 @@ def _antidiagonal_matrix_kernel(
         )  # fmt: skip
 
 
-def _group_views(q: Tensor, k: Tensor, stride: int) -> tuple[RowView, RowView] | None:
-    """q and k as matrices of whole groups; None where one of them is not."""
-    q_view, k_view = row_view(q, stride), row_view(k, stride)
-    return None if q_view is None or k_view is None else (q_view, k_view)
-
-
-def antidiagonal_tile(q: Tensor, q_groups: int, tma: bool = False) -> Tile:
+def antidiagonal_tile(q: Kind, q_groups: int, tma: bool = False) -> Tile:
     """The configuration used unless the caller names one."""
-    depth = min(64 if q.element_size() == 2 else 32, padded_dim(q.shape[3]))
-    if q.element_size() == 4:
+    depth = min(64 if q.itemsize == 2 else 32, padded_dim(q.shape[3]))
+    if q.itemsize == 4:
         tile = Tile(64, 64, 4, 2, depth)
     elif q_groups < 512:
         tile = Tile(128, 128, 4, 3, depth)
@@ -260,7 +257,7 @@ def antidiagonal_tile(q: Tensor, q_groups: int, tma: bool = False) -> Tile:
         tile = Tile(128, 256, 8, 4, depth) if tma else Tile(256, 128, 8, 3, depth)
     if q_groups < tile.rows:
         tile = Tile(max(16, power_of_two(q_groups)), 128, 4, tile.stages, depth)
-    return fit(tile, operand_bytes(q, depth), shared_bytes(q.device), resident=False)
+    return fit(tile, operand_bytes(q.dtype, depth), shared_bytes(q.device), resident=False)
 
 
 def antidiagonal_scores(
@@ -290,16 +287,52 @@ def antidiagonal_scores(
     `persistent` (with descriptors only): so many programs per multiprocessor take tile after tile;
     0 gives each tile its own. `tile`, `band`, `tma` and `persistent` tune speed only.
     """
+    batch, heads = q.shape[:2]
+    call = _prepared(
+        kind(q), kind(k), q_block, k_block, scale, stride, key_length is not None, tile, band, tma,
+        persistent,
+    )  # fmt: skip
+    out = torch.empty(batch, heads, call.m, call.n, dtype=torch.float32, device=q.device)
+    lse = torch.empty(*call.scratch, dtype=torch.float32, device=q.device)
+    tensors: tuple[Any, ...] = (q, k, key_length)
+    if call.views is not None:
+        q_view, k_view = call.views
+        rows, keys, depth = call.tile
+        tensors = q_view.descriptor(q, rows, depth), k_view.descriptor(k, keys, depth)
+    by_head = out.view(batch * heads, call.m, call.n)
+    for (start, stop), score, pool in call.parts:
+        score(*tensors, lse)
+        pool(lse[: stop - start], by_head[start:stop])
+    return out
+
+
+class _Prepared(NamedTuple):
+    """What of a call follows from its shapes. `parts`: heads from, to, and their two launches."""
+
+    m: int
+    n: int
+    scratch: tuple[int, int, int]
+    views: tuple[RowView, RowView] | None
+    tile: tuple[int, int, int]
+    parts: tuple[tuple[tuple[int, int], Launch, Launch], ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(
+    q: Kind, k: Kind, q_block: int, k_block: int, scale: float, stride: int, has_length: bool,
+    tile: Tile | None, band: int | None, tma: bool | None, persistent: int,
+) -> _Prepared:  # fmt: skip
     check_queries_keys(q, k)
     if stride < 1 or stride & (stride - 1) or q_block % stride or k_block % stride:
         raise ValueError("stride must be a power of two that divides both blocks")
     batch, heads, q_len, dim = q.shape
-    k_len = k.shape[2]
+    kv_heads, k_len = k.shape[1], k.shape[2]
     m, n = cdiv(q_len, q_block), cdiv(k_len, k_block)
     q_groups = cdiv(q_len, stride)
     views = None
-    if use_descriptors(q.device, tma) and key_length is None:
-        views = _group_views(q, k, stride)
+    if use_descriptors(q.device, tma) and not has_length:
+        q_view, k_view = row_view(q, stride), row_view(k, stride)
+        views = None if q_view is None or k_view is None else (q_view, k_view)
     tile = tile or antidiagonal_tile(q, q_groups, tma=views is not None)
     if dim % tile.depth:
         views = None
@@ -310,76 +343,41 @@ def antidiagonal_scores(
     parts = n * parts_per_block
     tiles = cdiv(q_groups, tile.rows) * cdiv(parts, tile.keys // run)
 
-    out = torch.empty(batch, heads, m, n, dtype=torch.float32, device=q.device)
-    flat_out = out.view(batch * heads, m, n)
     launches = groups_of(batch * heads, q_groups * parts * 4)
     slots = launches[0][1] - launches[0][0]
-    lse = torch.empty(slots, q_groups, parts, dtype=torch.float32, device=q.device)
-    precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
+    constants = {
+        "STRIDE": stride,
+        "D": dim,
+        "DEPTH": tile.depth,
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+        "RUN": run,
+        "BAND": band or (8 if views is None else 16),
+        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        **tile.options,
+    }
+    found = []
     for start, stop in launches:
+        grid: tuple[int, ...] = (tiles, stop - start)
         if views is not None:
+            if persistent:
+                grid = (min(tiles * (stop - start), persistent * processors(q.device)),)
             q_view, k_view = views
-            total = tiles * (stop - start)
-            most = persistent * processors(q.device)
-            grid = (min(total, most),) if persistent else (tiles, stop - start)
-            _antidiagonal_matrix_kernel[grid](
-                q_view.descriptor(q, tile.rows, tile.depth),
-                k_view.descriptor(k, tile.keys, tile.depth),
-                lse,
-                start,
-                stop - start,
-                heads,
-                heads // k.shape[1],
-                q_groups,
-                k_len // stride,
-                parts,
-                scale_log2 / stride,
-                *q_view.steps,
-                q_view.token,
-                *k_view.steps,
-                k_view.token,
-                STRIDE=stride,
-                D=dim,
-                DEPTH=tile.depth,
-                ROWS=tile.rows,
-                KEYS=tile.keys,
-                RUN=run,
-                BAND=band or 16,
-                PERSISTENT=persistent > 0,
-                PRECISION=precision,
-                **tile.options,
-            )
+            numbers: tuple[int | float, ...] = (
+                start, stop - start, heads, heads // kv_heads, q_groups, k_len // stride, parts,
+                scale_log2 / stride, *q_view.steps, q_view.token, *k_view.steps, k_view.token,
+            )  # fmt: skip
+            own = {**constants, "PERSISTENT": persistent > 0}
+            score = Launch(_antidiagonal_matrix_kernel, grid, numbers, own)
         else:
-            _antidiagonal_lse_kernel[(tiles, stop - start)](
-                q,
-                k,
-                key_length,
-                lse,
-                start,
-                heads,
-                heads // k.shape[1],
-                q_len,
-                k_len,
-                q_groups,
-                parts,
-                scale_log2,
-                q.stride(0),
-                q.stride(1),
-                q.stride(2),
-                k.stride(0),
-                k.stride(1),
-                k.stride(2),
-                STRIDE=stride,
-                D=dim,
-                DEPTH=tile.depth,
-                ROWS=tile.rows,
-                KEYS=tile.keys,
-                RUN=run,
-                BAND=band or 8,
-                HAS_LENGTH=key_length is not None,
-                STAGES=tile.stages,
-                PRECISION=precision,
-                **tile.options,
-            )
-        mean_mass(lse[: stop - start], flat_out[start:stop], q_block // stride, parts_per_block)
-    return out
+            numbers = (
+                start, heads, heads // kv_heads, q_len, k_len, q_groups, parts, scale_log2,
+                *q.stride[:3], *k.stride[:3],
+            )  # fmt: skip
+            own = {**constants, "HAS_LENGTH": has_length, "STAGES": tile.stages}
+            score = Launch(_antidiagonal_lse_kernel, grid, numbers, own)
+        pool = mass_launch(stop - start, q_groups, m, n, q_block // stride, parts_per_block)
+        found.append(((start, stop), score, pool))
+    return _Prepared(
+        m, n, (slots, q_groups, parts), views, (tile.rows, tile.keys, tile.depth), tuple(found)
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from .launch import Launch
 from .score_tiles import power_of_two
 
 _NEGATIVE = tl.constexpr(float("-inf"))
@@ -55,26 +57,21 @@ def _mass_kernel(
     tl.store(out + (head * m + block) * n + column, mass / count, mask=column < n)
 
 
-def mean_mass(lse: Tensor, out: Tensor, rows_per_block: int, parts: int) -> None:
-    """Write the mean softmax mass of every (query block, key block) to `out`.
+@functools.lru_cache(maxsize=256)
+def mass_launch(heads: int, rows: int, m: int, n: int, rows_per_block: int, parts: int) -> Launch:
+    """Turns log-sums into the mean softmax mass of every (query block, key block).
 
-    `lse` fp32 [heads, rows, N * parts] contiguous, log2 units, -inf for "no key"; consecutive runs
-    of `rows_per_block` rows form a query block (the last may be short). `out` fp32 [heads, M, N]
-    contiguous; each row of it sums to 1.
+    Its tensors: `lse` fp32 [heads, rows, n * parts] contiguous, log2 units, -inf for "no key",
+    where runs of `rows_per_block` rows form a query block (the last may be short); and `out` fp32
+    [heads, m, n] contiguous, each row of which then sums to 1.
     """
-    heads, rows = lse.shape[0], lse.shape[1]
-    m, n = out.shape[1], out.shape[2]
     n_pad = power_of_two(n)
     chunk = max(1, min(power_of_two(rows_per_block), 4096 // n_pad))
-    _mass_kernel[(m, heads)](
-        lse,
-        out,
-        rows,
-        n,
-        m,
-        ROWS=rows_per_block,
-        PARTS=parts,
-        CHUNK=chunk,
-        N_PAD=n_pad,
-        num_warps=4 if n_pad * chunk >= 2048 else 2,
-    )
+    constants = {
+        "ROWS": rows_per_block,
+        "PARTS": parts,
+        "CHUNK": chunk,
+        "N_PAD": n_pad,
+        "num_warps": 4 if n_pad * chunk >= 2048 else 2,
+    }
+    return Launch(_mass_kernel, (m, heads), (rows, n, m), constants)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Kind, Launch, kind
 from .score_tiles import cdiv, padded_dim
 
 _NEGATIVE = tl.constexpr(float("-inf"))
@@ -93,13 +96,6 @@ def _block_means_kernel(
             _write_mean(at, k_s, count, k_out + row * D, K_BLOCK, D, D_PAD, TOKENS)
 
 
-def _means_out(x: Tensor, block: int) -> Tensor:
-    if x.dim() != 4 or x.stride(3) != 1:
-        raise ValueError("need x [B, H, S, D] with a contiguous last dim")
-    batch, heads, length, dim = x.shape
-    return torch.empty(batch, heads, cdiv(length, block), dim, dtype=torch.float32, device=x.device)
-
-
 def block_means(
     x: Tensor,
     block: int,
@@ -114,35 +110,10 @@ def block_means(
     beyond it do not count; a block without a real token gets zeros. `tokens` (a power of two) are
     read together; it and `warps` tune speed only.
     """
-    out = _means_out(x, block)
-    batch, heads, length, dim = x.shape
-    _block_means_kernel[(heads, out.shape[2], batch)](
-        x,
-        None,
-        key_length,
-        out,
-        None,
-        heads,
-        0,
-        length,
-        0,
-        out.shape[2],
-        0,
-        x.stride(0),
-        x.stride(1),
-        x.stride(2),
-        0,
-        0,
-        0,
-        Q_BLOCK=block,
-        K_BLOCK=0,
-        D=dim,
-        D_PAD=padded_dim(dim),
-        TOKENS=tokens,
-        Q_LENGTH=key_length is not None,
-        K_LENGTH=False,
-        num_warps=warps,
-    )
+    has_length = key_length is not None
+    shape, _, launch = _means_launch(kind(x), None, block, 0, has_length, tokens, warps)
+    out = torch.empty(*shape, dtype=torch.float32, device=x.device)
+    launch(x, None, key_length, out, None)
     return out
 
 
@@ -157,35 +128,51 @@ def block_mean_pair(
     warps: int = 2,
 ) -> tuple[Tensor, Tensor]:
     """`block_means` of q [B,H,Sq,D] and of k [B,Hkv,Sk,D] in one launch; `key_length` bounds k."""
-    q_out, k_out = _means_out(q, q_block), _means_out(k, k_block)
-    batch, heads, q_len, dim = q.shape
-    kv_heads, k_len = k.shape[1], k.shape[2]
-    if k.shape[0] != batch or k.shape[3] != dim or k.dtype != q.dtype:
-        raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not belong together")
-    blocks = q_out.shape[2], k_out.shape[2]
-    _block_means_kernel[(max(heads, kv_heads), sum(blocks), batch)](
-        q,
-        k,
-        key_length,
-        q_out,
-        k_out,
-        heads,
-        kv_heads,
-        q_len,
-        k_len,
-        *blocks,
-        *q.stride()[:3],
-        *k.stride()[:3],
-        Q_BLOCK=q_block,
-        K_BLOCK=k_block,
-        D=dim,
-        D_PAD=padded_dim(dim),
-        TOKENS=tokens,
-        Q_LENGTH=False,
-        K_LENGTH=key_length is not None,
-        num_warps=warps,
+    has_length = key_length is not None
+    q_shape, k_shape, launch = _means_launch(
+        kind(q), kind(k), q_block, k_block, has_length, tokens, warps
     )
+    q_out = torch.empty(*q_shape, dtype=torch.float32, device=q.device)
+    k_out = torch.empty(*k_shape, dtype=torch.float32, device=k.device)
+    launch(q, k, key_length, q_out, k_out)
     return q_out, k_out
+
+
+@functools.lru_cache(maxsize=256)
+def _means_launch(
+    q: Kind, k: Kind | None, q_block: int, k_block: int, has_length: bool, tokens: int, warps: int
+) -> tuple[tuple[int, ...], tuple[int, ...], Launch]:
+    """The shapes of both results and what writes them; without a k, all that is k's is 0."""
+    for x in (q, k):
+        if x is not None and (len(x.shape) != 4 or x.stride[3] != 1):
+            raise ValueError("need x [B, H, S, D] with a contiguous last dim")
+    batch, heads, q_len, dim = q.shape
+    blocks, kv_heads, k_len, k_blocks, k_stride = cdiv(q_len, q_block), 0, 0, 0, (0, 0, 0)
+    if k is not None:
+        if k.shape[0] != batch or k.shape[3] != dim or k.dtype != q.dtype:
+            raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not belong together")
+        kv_heads, k_len = k.shape[1:3]
+        k_blocks = cdiv(k_len, k_block)
+        k_stride = k.stride[0], k.stride[1], k.stride[2]
+    numbers = (
+        heads, kv_heads, q_len, k_len, blocks, k_blocks, *q.stride[:3], *k_stride,
+    )  # fmt: skip
+    constants = {
+        "Q_BLOCK": q_block,
+        "K_BLOCK": k_block,
+        "D": dim,
+        "D_PAD": padded_dim(dim),
+        "TOKENS": tokens,
+        "Q_LENGTH": has_length and k is None,
+        "K_LENGTH": has_length and k is not None,
+        "num_warps": warps,
+    }
+    grid = (max(heads, kv_heads), blocks + k_blocks, batch)
+    return (
+        (batch, heads, blocks, dim),
+        (batch, kv_heads, k_blocks, dim),
+        Launch(_block_means_kernel, grid, numbers, constants),
+    )
 
 
 @triton.jit
@@ -243,29 +230,33 @@ def mean_scores(
     Both inputs fp32 and contiguous, as `block_means` returns them. With `key_length` (which needs
     `k_block`) key blocks without a real token score -inf. No softmax: it would not change the rank.
     """
-    if (key_length is None) != (k_block is None):
-        raise ValueError("key_length and k_block go together")
-    batch, heads, m, dim = q_means.shape
-    kv_heads, n = k_means.shape[1], k_means.shape[2]
-    if heads % kv_heads or k_means.shape[0] != batch or k_means.shape[3] != dim:
-        raise ValueError(f"{tuple(q_means.shape)} and {tuple(k_means.shape)} do not match")
-    out = torch.empty(batch, heads, m, n, dtype=torch.float32, device=q_means.device)
-    _mean_scores_kernel[(cdiv(m, rows), cdiv(n, keys), batch * heads)](
-        q_means.contiguous(),
-        k_means.contiguous(),
-        key_length,
-        out,
-        heads,
-        heads // kv_heads,
-        m,
-        n,
-        k_block or 1,
-        scale,
-        D=dim,
-        DEPTH=min(32, padded_dim(dim)),
-        ROWS=rows,
-        KEYS=keys,
-        HAS_LENGTH=key_length is not None,
-        num_warps=warps,
+    shape, launch = _scores_launch(
+        q_means.shape, k_means.shape, scale, key_length is not None, k_block, rows, keys, warps
     )
+    out = torch.empty(*shape, dtype=torch.float32, device=q_means.device)
+    launch(q_means.contiguous(), k_means.contiguous(), key_length, out)
     return out
+
+
+@functools.lru_cache(maxsize=256)
+def _scores_launch(
+    q_shape: tuple[int, ...], k_shape: tuple[int, ...], scale: float, has_length: bool,
+    k_block: int | None, rows: int, keys: int, warps: int,
+) -> tuple[tuple[int, ...], Launch]:  # fmt: skip
+    if has_length != (k_block is not None):
+        raise ValueError("key_length and k_block go together")
+    batch, heads, m, dim = q_shape
+    kv_heads, n = k_shape[1], k_shape[2]
+    if heads % kv_heads or k_shape[0] != batch or k_shape[3] != dim:
+        raise ValueError(f"{tuple(q_shape)} and {tuple(k_shape)} do not match")
+    constants = {
+        "D": dim,
+        "DEPTH": min(32, padded_dim(dim)),
+        "ROWS": rows,
+        "KEYS": keys,
+        "HAS_LENGTH": has_length,
+        "num_warps": warps,
+    }
+    grid = (cdiv(m, rows), cdiv(n, keys), batch * heads)
+    numbers = (heads, heads // kv_heads, m, n, k_block or 1, scale)
+    return (batch, heads, m, n), Launch(_mean_scores_kernel, grid, numbers, constants)

@@ -8,7 +8,8 @@ an exponential per element is needed only for the log-sum-exp.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .launch import Kind, Launch, kind
 from .score_interleave import interleaved_column, run_max
 from .score_tiles import (
     Tile,
@@ -209,10 +211,10 @@ def _pool_peaks_kernel(
     tl.store(out + (slot.to(tl.int64) * m + block) * n + column, best, mask=column < n)
 
 
-def peak_tile(q: Tensor, rows: int, run: int, tma: bool = False) -> Tile:
+def peak_tile(q: Kind, rows: int, run: int, tma: bool = False) -> Tile:
     """The configuration used unless the caller names one."""
-    row_bytes = operand_bytes(q, padded_dim(q.shape[3]))
-    if q.element_size() == 4:
+    row_bytes = operand_bytes(q.dtype, padded_dim(q.shape[3]))
+    if q.itemsize == 4:
         tile = Tile(64, 32, 4, 2)
     else:
         # A cap on registers lets a second program multiply while this one takes maxima.
@@ -247,19 +249,62 @@ def sampled_peak_scores(
     No host synchronisation. `tma` asks for the gathered keys to be read through a descriptor, or
     forbids it (None: what is faster); it and `tile` tune speed only.
     """
+    batch, heads = q.shape[:2]
+    call = _prepared(
+        kind(q), kind(k), q_block, k_block, scale, q_positions.shape, k_positions.shape,
+        key_length is not None, normalised, tile, tma,
+    )  # fmt: skip
+    device = q.device
+    out = torch.empty(batch, heads, call.m, call.n, dtype=torch.float32, device=device)
+    packed = torch.empty(*call.packed, dtype=k.dtype, device=device)
+    bias = torch.empty(*call.packed[:2], dtype=torch.float32, device=device)
+    has_sample = torch.empty(call.packed[0], call.n, dtype=torch.int32, device=device)
+    peaks = torch.empty(*call.peaks, dtype=torch.float32, device=device)
+    sums = torch.empty(*call.sums, dtype=torch.float32, device=device) if normalised else bias
+    q_positions, k_positions = q_positions.contiguous(), k_positions.contiguous()
+    matrix = None
+    if call.matrix is not None:
+        matrix = TensorDescriptor(packed, list(call.matrix), [call.matrix[1], 1], list(call.box))
+    by_head = out if len(call.parts) == 1 else out.view(batch * heads, call.m, call.n)
+    for (start, stop), gather, find, pool in call.parts:
+        gather(k, k_positions, key_length, packed, bias, has_sample)
+        find(q, q_positions, packed, matrix, bias, peaks, sums)
+        pool(peaks, sums, has_sample, out if by_head is out else by_head[start:stop])
+    return out
+
+
+class _Prepared(NamedTuple):
+    """What of a call follows from its shapes. `parts`: heads from, to, and their launches."""
+
+    m: int
+    n: int
+    packed: tuple[int, int, int]
+    peaks: tuple[int, int, int]
+    sums: tuple[int, int, int]
+    matrix: tuple[int, int] | None
+    box: tuple[int, int]
+    parts: tuple[tuple[tuple[int, int], Launch, Launch, Launch], ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(
+    q: Kind, k: Kind, q_block: int, k_block: int, scale: float, q_positions: tuple[int, ...],
+    k_positions: tuple[int, ...], has_length: bool, normalised: bool, tile: Tile | None,
+    tma: bool | None,
+) -> _Prepared:  # fmt: skip
     check_queries_keys(q, k)
     batch, heads, q_len, dim = q.shape
-    k_len = k.shape[2]
+    kv_group, k_len = heads // k.shape[1], k.shape[2]
     m, n = cdiv(q_len, q_block), cdiv(k_len, k_block)
-    if q_positions.shape[0] != m or k_positions.shape[0] != n:
+    if q_positions[0] != m or k_positions[0] != n:
         raise ValueError(f"need positions for {m} query and {n} key blocks")
-    q_run = power_of_two(q_positions.shape[1])
-    run = power_of_two(k_positions.shape[1])
+    q_run = power_of_two(q_positions[1])
+    run = power_of_two(k_positions[1])
     rows = m * q_run
     tma = use_descriptors(q.device, tma)
     tile = tile or peak_tile(q, rows, run, tma=tma)
     if run > tile.keys:
-        raise ValueError(f"at most {tile.keys} sampled keys per block, got {k_positions.shape[1]}")
+        raise ValueError(f"at most {tile.keys} sampled keys per block, got {k_positions[1]}")
     scale_log2 = positive_scale(scale)
     d_pad = padded_dim(dim)
     groups = tile.keys // run
@@ -267,104 +312,66 @@ def sampled_peak_scores(
     parts = tiles * groups
     columns = tiles * tile.keys
 
-    out = torch.empty(batch, heads, m, n, dtype=torch.float32, device=q.device)
-    flat_out = out.view(batch * heads, m, n)
     bytes_each = rows * (parts + (tiles if normalised else 0)) * 4
-    bytes_each += columns * (d_pad * q.element_size() + 4)
+    bytes_each += columns * (d_pad * q.itemsize + 4)
     launches = groups_of(batch * heads, bytes_each)
     slots = launches[0][1] - launches[0][0]
-    f32: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
-    packed = torch.empty(slots, columns, d_pad, dtype=k.dtype, device=k.device)
-    bias = torch.empty(slots, columns, **f32)
-    has_sample = torch.empty(slots, n, dtype=torch.int32, device=q.device)
-    peaks = torch.empty(slots, rows, parts, **f32)
-    sums = torch.empty(slots, rows, tiles, **f32) if normalised else bias
-    q_positions, k_positions = q_positions.contiguous(), k_positions.contiguous()
-
     row_tiles = cdiv(rows, tile.rows)
     per_split = even_splits(tiles, row_tiles * slots, 2 * processors(q.device))
-    matrix = None
-    if tma:
-        shape = [slots * columns, d_pad]
-        matrix = TensorDescriptor(packed, shape, [d_pad, 1], [tile.keys, d_pad])
     n_pad = power_of_two(n)
     t_pad = power_of_two(tiles)
-    chunk = max(1, min(q_run, 4096 // max(n_pad, t_pad)))
+    to_gather = {
+        "D": dim,
+        "D_PAD": d_pad,
+        "RUN": run,
+        "KEYS": tile.keys,
+        "HAS_LENGTH": has_length,
+        "num_warps": 2,
+    }
+    to_find = {
+        "D": dim,
+        "D_PAD": d_pad,
+        "Q_RUN": q_run,
+        "RUN": run,
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+        "NORMALISED": normalised,
+        "MATRIX": tma,
+        "STAGES": tile.stages,
+        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        **tile.options,
+    }
+    to_pool = {
+        "Q_RUN": q_run,
+        "CHUNK": max(1, min(q_run, 4096 // max(n_pad, t_pad))),
+        "N_PAD": n_pad,
+        "T_PAD": t_pad,
+        "NORMALISED": normalised,
+        "num_warps": 4,
+    }
+    found = []
     for start, stop in launches:
         size = stop - start
-        _gather_keys_kernel[(parts, size)](
-            k,
-            k_positions,
-            key_length,
-            packed,
-            bias,
-            has_sample,
-            start,
-            heads,
-            heads // k.shape[1],
-            k_len,
-            n,
-            k_positions.shape[1],
-            columns,
-            k.stride(0),
-            k.stride(1),
-            k.stride(2),
-            D=dim,
-            D_PAD=d_pad,
-            RUN=run,
-            KEYS=tile.keys,
-            HAS_LENGTH=key_length is not None,
-            num_warps=2,
-        )
-        _peak_kernel[(row_tiles, cdiv(tiles, per_split), size)](
-            q,
-            q_positions,
-            packed,
-            matrix,
-            bias,
-            peaks,
-            sums,
-            start,
-            heads,
-            rows,
-            q_positions.shape[1],
-            m,
-            columns,
-            parts,
-            tiles,
-            per_split,
-            scale_log2,
-            q.stride(0),
-            q.stride(1),
-            q.stride(2),
-            D=dim,
-            D_PAD=d_pad,
-            Q_RUN=q_run,
-            RUN=run,
-            ROWS=tile.rows,
-            KEYS=tile.keys,
-            NORMALISED=normalised,
-            MATRIX=tma,
-            STAGES=tile.stages,
-            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
-            **tile.options,
-        )
-        _pool_peaks_kernel[(m, size)](
-            peaks,
-            sums,
-            has_sample,
-            flat_out[start:stop],
-            rows,
-            parts,
-            tiles,
-            m,
-            n,
-            scale_log2,
-            Q_RUN=q_run,
-            CHUNK=chunk,
-            N_PAD=n_pad,
-            T_PAD=t_pad,
-            NORMALISED=normalised,
-            num_warps=4,
-        )
-    return out
+        numbers: tuple[int | float, ...] = (
+            start, heads, kv_group, k_len, n, k_positions[1], columns, *k.stride[:3],
+        )  # fmt: skip
+        gather = Launch(_gather_keys_kernel, (parts, size), numbers, to_gather)
+        numbers = (
+            start, heads, rows, q_positions[1], m, columns, parts, tiles, per_split, scale_log2,
+            *q.stride[:3],
+        )  # fmt: skip
+        grid = (row_tiles, cdiv(tiles, per_split), size)
+        find = Launch(_peak_kernel, grid, numbers, to_find)
+        numbers = (rows, parts, tiles, m, n, scale_log2)
+        pool = Launch(_pool_peaks_kernel, (m, size), numbers, to_pool)
+        found.append(((start, stop), gather, find, pool))
+    return _Prepared(
+        m,
+        n,
+        (slots, columns, d_pad),
+        (slots, rows, parts),
+        (slots, rows, tiles),
+        (slots * columns, d_pad) if tma else None,
+        (tile.keys, d_pad),
+        tuple(found),
+    )

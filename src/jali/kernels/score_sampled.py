@@ -7,14 +7,17 @@ key block), only the log of the exponential sum. The second turns those logs int
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .score_mass import mean_mass
+from .launch import Kind, Launch, kind
+from .score_mass import mass_launch
 from .score_tiles import (
     Tile,
     cdiv,
@@ -29,7 +32,7 @@ from .score_tiles import (
     processors,
     shared_bytes,
 )
-from .score_views import row_view, use_descriptors
+from .score_views import RowView, row_view, use_descriptors
 
 _NEGATIVE = tl.constexpr(float("-inf"))
 
@@ -138,10 +141,10 @@ def _sampled_lse_kernel(
         tl.store(lse_rows + part[None, :], value, mask=mask)
 
 
-def sampled_tile(q: Tensor, rows: int, tma: bool = False) -> Tile:
+def sampled_tile(q: Kind, rows: int, tma: bool = False) -> Tile:
     """The configuration used unless the caller names one."""
-    row_bytes = operand_bytes(q, padded_dim(q.shape[3]))
-    if q.element_size() == 4:
+    row_bytes = operand_bytes(q.dtype, padded_dim(q.shape[3]))
+    if q.itemsize == 4:
         tile = Tile(64, 32, 4, 2)
     elif tma:
         # Small programs, several per multiprocessor: one multiplies while others take exponentials.
@@ -175,14 +178,57 @@ def sampled_scores(
     for keys to be read through a descriptor where strides allow, or forbids it (None: what is
     faster); it and `tile` tune speed only.
     """
+    batch, heads = q.shape[:2]
+    call = _prepared(
+        kind(q),
+        kind(k),
+        q_block,
+        k_block,
+        scale,
+        positions.shape,
+        key_length is not None,
+        tile,
+        tma,
+    )
+    out = torch.empty(batch, heads, call.m, call.n, dtype=torch.float32, device=q.device)
+    lse = torch.empty(*call.scratch, dtype=torch.float32, device=q.device)
+    matrix = None if call.view is None else call.view.descriptor(k, call.keys, q.shape[3])
+    flat = positions.contiguous()
+    if len(call.parts) == 1:
+        score, pool = call.parts[0][1:]
+        score(q, k, matrix, flat, key_length, lse)
+        pool(lse, out)
+        return out
+    by_head = out.view(batch * heads, call.m, call.n)
+    for (start, stop), score, pool in call.parts:
+        score(q, k, matrix, flat, key_length, lse)
+        pool(lse[: stop - start], by_head[start:stop])
+    return out
+
+
+class _Prepared(NamedTuple):
+    """What of a call follows from its shapes. `parts`: heads from, to, and their two launches."""
+
+    m: int
+    n: int
+    scratch: tuple[int, int, int]
+    view: RowView | None
+    keys: int
+    parts: tuple[tuple[tuple[int, int], Launch, Launch], ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(
+    q: Kind, k: Kind, q_block: int, k_block: int, scale: float, positions: tuple[int, ...],
+    has_length: bool, tile: Tile | None, tma: bool | None,
+) -> _Prepared:  # fmt: skip
     check_queries_keys(q, k)
     batch, heads, q_len, dim = q.shape
-    k_len = k.shape[2]
+    kv_heads, k_len = k.shape[1], k.shape[2]
     m, n = cdiv(q_len, q_block), cdiv(k_len, k_block)
-    if positions.dim() != 2 or positions.shape[0] != m:
-        raise ValueError(f"positions must be [{m}, P], got {tuple(positions.shape)}")
-    per_block = positions.shape[1]
-    flat = positions.contiguous()
+    if len(positions) != 2 or positions[0] != m:
+        raise ValueError(f"positions must be [{m}, P], got {tuple(positions)}")
+    per_block = positions[1]
     rows = m * per_block
     view = row_view(k) if use_descriptors(q.device, tma) and padded_dim(dim) == dim else None
     tile = tile or sampled_tile(q, rows, tma=view is not None)
@@ -195,48 +241,31 @@ def sampled_scores(
     groups = tile.keys // part
     tiles = cdiv(parts, groups)
 
-    out = torch.empty(batch, heads, m, n, dtype=torch.float32, device=q.device)
-    flat_out = out.view(batch * heads, m, n)
     launches = groups_of(batch * heads, rows * parts * 4)
     slots = launches[0][1] - launches[0][0]
-    lse = torch.empty(slots, rows, parts, dtype=torch.float32, device=q.device)
     row_tiles = cdiv(rows, tile.rows)
     per_split = even_splits(tiles, row_tiles * slots, 2 * processors(q.device))
-    matrix = None if view is None else view.descriptor(k, tile.keys, dim)
+    constants = {
+        "D": dim,
+        "D_PAD": padded_dim(dim),
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+        "GROUPS": groups,
+        "HAS_LENGTH": has_length,
+        "MATRIX": view is not None,
+        "STAGES": tile.stages,
+        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        **tile.options,
+    }
+    steps = (0, 0, 0) if view is None else view.steps
+    found = []
     for start, stop in launches:
+        numbers = (
+            start, heads, heads // kv_heads, rows, k_len, parts, per_split, scale_log2,
+            *q.stride[:3], *k.stride[:3], *steps,
+        )  # fmt: skip
         grid = (row_tiles, cdiv(tiles, per_split), stop - start)
-        _sampled_lse_kernel[grid](
-            q,
-            k,
-            matrix,
-            flat,
-            key_length,
-            lse,
-            start,
-            heads,
-            heads // k.shape[1],
-            rows,
-            k_len,
-            parts,
-            per_split,
-            scale_log2,
-            q.stride(0),
-            q.stride(1),
-            q.stride(2),
-            k.stride(0),
-            k.stride(1),
-            k.stride(2),
-            *((0, 0, 0) if view is None else view.steps),
-            D=dim,
-            D_PAD=padded_dim(dim),
-            ROWS=tile.rows,
-            KEYS=tile.keys,
-            GROUPS=groups,
-            HAS_LENGTH=key_length is not None,
-            MATRIX=view is not None,
-            STAGES=tile.stages,
-            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
-            **tile.options,
-        )
-        mean_mass(lse[: stop - start], flat_out[start:stop], per_block, parts_per_block)
-    return out
+        pool = mass_launch(stop - start, rows, m, n, per_block, parts_per_block)
+        score = Launch(_sampled_lse_kernel, grid, numbers, constants)
+        found.append(((start, stop), score, pool))
+    return _Prepared(m, n, (slots, rows, parts), view, tile.keys, tuple(found))

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+
+from .launch import Kind
 
 LOG2E = 1.4426950408889634
 # Largest scratch one launch may own; more heads than fit are scored in several launches.
@@ -74,9 +75,9 @@ def shared_bytes(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", _UNKNOWN_SHARED))
 
 
-def operand_bytes(x: Tensor, depth: int) -> int:
+def operand_bytes(dtype: torch.dtype, depth: int) -> int:
     """Shared memory one operand row of `depth` elements takes; fp32 is split for accuracy."""
-    return depth * x.element_size() * (2 if x.dtype == torch.float32 else 1)
+    return depth * dtype.itemsize * (2 if dtype == torch.float32 else 1)
 
 
 def fit(tile: Tile, row_bytes: int, limit: int, *, resident: bool, least_keys: int = 16) -> Tile:
@@ -124,15 +125,15 @@ def positive_scale(scale: float) -> float:
     return scale * LOG2E
 
 
-def check_queries_keys(q: Tensor, k: Tensor) -> None:
+def check_queries_keys(q: Kind, k: Kind) -> None:
     """Raise unless q [B,H,Sq,D] and k [B,Hkv,Sk,D] can be scored against each other."""
-    if q.dim() != 4 or k.dim() != 4:
+    if len(q.shape) != 4 or len(k.shape) != 4:
         raise ValueError(f"need q and k of rank 4, got {tuple(q.shape)} and {tuple(k.shape)}")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not belong together")
     if q.dtype != k.dtype or q.device != k.device:
         raise ValueError("q and k must share dtype and device")
-    if q.stride(3) != 1 or k.stride(3) != 1:
+    if q.stride[3] != 1 or k.stride[3] != 1:
         raise ValueError("the head dimension of q and k must be contiguous")
     if min(q.shape[2], k.shape[2]) < 1:
         raise ValueError("q and k must hold at least one token")

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .launch import Kind, capability
+
 
 @dataclass(frozen=True, slots=True)
 class RowView:
@@ -34,14 +36,14 @@ class RowView:
         return TensorDescriptor(x, list(self.shape), [self.stride, 1], [rows, columns])
 
 
-def row_view(x: Tensor, group: int = 1) -> RowView | None:
+def row_view(x: Kind, group: int = 1) -> RowView | None:
     """The view, or None where length, strides or alignment forbid a descriptor."""
     batch, heads, length, dim = x.shape
-    sb, sh, ss, sd = x.stride()
+    sb, sh, ss, sd = x.stride
     sb = 0 if batch == 1 else sb
     sh = 0 if heads == 1 else sh
-    align = 16 // x.element_size()
-    if sd != 1 or ss < dim or ss % align or sh % align or x.data_ptr() % 16 or length % group:
+    align = 16 // x.itemsize
+    if sd != 1 or ss < dim or ss % align or sh % align or not x.aligned or length % group:
         return None
     pitch = group * ss
     if sb % pitch:
@@ -64,4 +66,4 @@ def use_descriptors(device: torch.device, wish: bool | None) -> bool:
     """Whether to read through descriptors: as wished, else where the tiles were tuned for it."""
     if wish is not None:
         return wish
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return capability(device)[0] == 9

@@ -5,6 +5,7 @@ Only the few boundaries between levels matter: each is found by exact selection,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launch
 from .score_tiles import power_of_two
 from .select_lists import as_bytes, row_options
 from .select_rank import HIGHEST, cut_of, kth_key, midpoint, ordered_keys, running_counts
@@ -95,31 +97,39 @@ def select_levels(
     from above (a skipped block stays skipped). N <= 4096, at most 7 ratios. `warps` and
     `early_exit` (leave each bisection once it has found its count) tune speed only.
     """
-    batch, heads, m, n = scores.shape
-    if n > 4096 or not 1 <= len(ratios) <= 7 or ends.shape[-1] != len(ratios):
-        raise ValueError(f"{n} blocks, {len(ratios)} ratios, ends {tuple(ends.shape)}")
-    n_pad = power_of_two(n)
-    levels = torch.empty(batch, heads, m, n, dtype=torch.uint8, device=scores.device)
-    _select_levels_kernel[(m, batch * heads)](
-        scores.contiguous(),
-        ends.contiguous(),
-        as_bytes(forced),
-        as_bytes(full_rows),
-        None if cap is None else cap.contiguous(),
-        levels,
-        m,
-        n,
-        0 if ends.dim() == 1 else len(ratios),
-        RATIOS=sum(ratio << (8 * i) for i, ratio in enumerate(ratios)),
-        COUNT=len(ratios),
-        N_PAD=n_pad,
-        HAS_FORCED=forced is not None,
-        HAS_FULL=full_rows is not None,
-        HAS_CAP=cap is not None,
-        EARLY=early_exit,
-        **row_options(n_pad, warps),
-    )
+    launch = _levels_launch(
+        scores.shape, ends.shape, tuple(ratios), forced is not None, full_rows is not None,
+        cap is not None, warps, early_exit,
+    )  # fmt: skip
+    levels = torch.empty(*scores.shape, dtype=torch.uint8, device=scores.device)
+    launch(
+        scores.contiguous(), ends.contiguous(), as_bytes(forced), as_bytes(full_rows),
+        None if cap is None else cap.contiguous(), levels,
+    )  # fmt: skip
     return levels
+
+
+@functools.lru_cache(maxsize=256)
+def _levels_launch(
+    shape: tuple[int, ...], ends: tuple[int, ...], ratios: tuple[int, ...], has_forced: bool,
+    has_full: bool, has_cap: bool, warps: int | None, early_exit: bool,
+) -> Launch:  # fmt: skip
+    batch, heads, m, n = shape
+    if n > 4096 or not 1 <= len(ratios) <= 7 or ends[-1] != len(ratios):
+        raise ValueError(f"{n} blocks, {len(ratios)} ratios, ends {tuple(ends)}")
+    n_pad = power_of_two(n)
+    constants = {
+        "RATIOS": sum(ratio << (8 * i) for i, ratio in enumerate(ratios)),
+        "COUNT": len(ratios),
+        "N_PAD": n_pad,
+        "HAS_FORCED": has_forced,
+        "HAS_FULL": has_full,
+        "HAS_CAP": has_cap,
+        "EARLY": early_exit,
+        **row_options(n_pad, warps),
+    }
+    numbers = (m, n, 0 if len(ends) == 1 else len(ratios))
+    return Launch(_select_levels_kernel, (m, batch * heads), numbers, constants)
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launch
 from .score_tiles import power_of_two
 from .select_rank import HIGHEST, cut_of, kth_key, ordered_keys, running_count, running_counts
 
@@ -80,7 +82,7 @@ def select_lists(
 ) -> tuple[Tensor, Tensor]:
     """The `keep` best key blocks of every row, ascending.
 
-    scores [B,H,M,N] fp32 (N <= 4096; NaN ranks last), keep int32 [B,H] or [B,H,M]. `forced`
+    scores [B,H,M,N] fp32 (N <= 4096; NaN ranks last), keep int32 [], [B,H] or [B,H,M]. `forced`
     bool/uint8 [M,N] blocks come first and count inside `keep`; a row with more of them keeps them
     all. `full_rows` bool/uint8 [M] read every block. Equal scores go to the lower index. Returns
     counts int32 [B,H,M], at least 1, and indices int32 [B,H,M,W] with W = `width` or N: entries
@@ -88,33 +90,43 @@ def select_lists(
     `registers` (per thread) and `early_exit` (leave the bisection once it has found k blocks) tune
     speed only.
     """
-    batch, heads, m, n = scores.shape
+    shape, launch = _lists_launch(
+        scores.shape, keep.dim(), width, forced is not None, full_rows is not None, warps,
+        registers, early_exit,
+    )  # fmt: skip
+    counts = torch.empty(*shape[:3], dtype=torch.int32, device=scores.device)
+    indices = torch.empty(*shape, dtype=torch.int32, device=scores.device)
+    launch(
+        scores.contiguous(), keep.contiguous(), as_bytes(forced), as_bytes(full_rows), counts,
+        indices,
+    )  # fmt: skip
+    return counts, indices
+
+
+@functools.lru_cache(maxsize=256)
+def _lists_launch(
+    shape: tuple[int, ...], keep_dims: int, width: int | None, has_forced: bool, has_full: bool,
+    warps: int | None, registers: int, early_exit: bool,
+) -> tuple[tuple[int, ...], Launch]:  # fmt: skip
+    """The indices' shape and what writes them."""
+    batch, heads, m, n = shape
     if n > 4096:
         raise ValueError(f"rows of at most 4096 key blocks, got {n}")
     width = n if width is None else max(1, min(width, n))
     n_pad = power_of_two(n)
-    counts = torch.empty(batch, heads, m, dtype=torch.int32, device=scores.device)
-    indices = torch.empty(batch, heads, m, width, dtype=torch.int32, device=scores.device)
-    _select_lists_kernel[(m, batch * heads)](
-        scores.contiguous(),
-        keep.contiguous(),
-        as_bytes(forced),
-        as_bytes(full_rows),
-        counts,
-        indices,
-        m,
-        n,
-        width,
-        1 if keep.dim() == 2 else m,
-        0 if keep.dim() == 2 else 1,
-        N_PAD=n_pad,
-        W_PAD=power_of_two(width),
-        HAS_FORCED=forced is not None,
-        HAS_FULL=full_rows is not None,
-        EARLY=early_exit,
+    constants = {
+        "N_PAD": n_pad,
+        "W_PAD": power_of_two(width),
+        "HAS_FORCED": has_forced,
+        "HAS_FULL": has_full,
+        "EARLY": early_exit,
         **row_options(n_pad, warps, registers),
-    )
-    return counts, indices
+    }
+    # How far the next head's and the next row's count is: one for all, per head, or per row.
+    steps = {0: (0, 0), 2: (1, 0), 3: (m, 1)}[keep_dims]
+    numbers = (m, n, width, *steps)
+    launch = Launch(_select_lists_kernel, (m, batch * heads), numbers, constants)
+    return (batch, heads, m, width), launch
 
 
 @triton.jit
@@ -148,25 +160,27 @@ def level_lists(
     levels uint8 [B,H,M,N] -> per ratio counts int32 [B,H,M] and indices int32 [B,H,M,N]; entries
     behind the count are 0. A count may be 0.
     """
+    launch = _levels_launch(levels.shape, tuple(ratios), warps)
+    shape = len(ratios), *levels.shape
+    counts = torch.empty(*shape[:4], dtype=torch.int32, device=levels.device)
+    indices = torch.empty(*shape, dtype=torch.int32, device=levels.device)
+    launch(levels.contiguous(), counts, indices)
+    return dict(zip(ratios, zip(counts.unbind(), indices.unbind(), strict=True), strict=True))
+
+
+@functools.lru_cache(maxsize=256)
+def _levels_launch(shape: tuple[int, ...], ratios: tuple[int, ...], warps: int | None) -> Launch:
     if not 1 <= len(ratios) <= 7 or min(ratios) < 1:
-        raise ValueError(f"1 to 7 ratios of at least 1, got {tuple(ratios)}")
-    shape = levels.shape
+        raise ValueError(f"1 to 7 ratios of at least 1, got {ratios}")
     n = shape[3]
-    lines = shape[0] * shape[1] * shape[2]
     n_pad = power_of_two(n)
-    counts = torch.empty(len(ratios), *shape[:3], dtype=torch.int32, device=levels.device)
-    indices = torch.empty(len(ratios), *shape, dtype=torch.int32, device=levels.device)
-    _level_lists_kernel[(lines,)](
-        levels.contiguous(),
-        counts,
-        indices,
-        n,
-        RATIOS=sum(ratio << (8 * i) for i, ratio in enumerate(ratios)),
-        COUNT=len(ratios),
-        N_PAD=n_pad,
+    constants = {
+        "RATIOS": sum(ratio << (8 * i) for i, ratio in enumerate(ratios)),
+        "COUNT": len(ratios),
+        "N_PAD": n_pad,
         **row_options(n_pad, warps),
-    )
-    return {ratio: (counts[i], indices[i]) for i, ratio in enumerate(ratios)}
+    }
+    return Launch(_level_lists_kernel, (shape[0] * shape[1] * shape[2],), (n,), constants)
 
 
 def levels_to_lists(levels: Tensor, ratio: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jali.budget import blocks_for, check_share
-from jali.layout import Blocks
+from jali.layout import BlockLayout, Blocks
 from jali.methods.method import Method, Query
 from jali.order import Order, Raster
 from jali.plan import BlockPlan
@@ -64,14 +65,12 @@ class AdaBsa(Method):
         scores = antidiagonal_scores(
             query.q, query.k, layout, query.scale, query.padding, self.STRIDE, query.causal
         )
-        forced = layout.forced.clone()
-        forced[:, 0] |= self.keep_sink
-        forced[:, -1] |= self.keep_recent
+        forced = _forced(layout, self.keep_sink, self.keep_recent)
         keep: Tensor | int = blocks_for(1 - self.sparsity, layout.N)
         if query.causal:
             # What lies ahead is no part of a row: neither of its share nor of what is forced.
-            forced &= layout.causal
-            visible = layout.causal.sum(-1, keepdim=True)
+            forced = forced & layout.causal
+            visible = layout.causal.sum(-1, keepdim=True)[None, None]
             keep = (visible.double() * (1 - self.sparsity - 1e-9)).ceil().long()
         if self.cdf_threshold < 1:
             reached = count_to_reach(scores, self.cdf_threshold, forced)
@@ -119,3 +118,12 @@ class AdaBsa(Method):
 
     def with_budget(self, mean: float) -> AdaBsa:
         return replace(self, sparsity=1 - mean)
+
+
+@functools.lru_cache(maxsize=64)
+def _forced(layout: BlockLayout, sink: bool, recent: bool) -> Tensor:
+    """What every query block reads, with the first and the last key block where they are kept."""
+    forced = layout.forced.clone()
+    forced[:, 0] |= sink
+    forced[:, -1] |= recent
+    return forced

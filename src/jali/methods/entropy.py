@@ -56,6 +56,8 @@ class Entropy(Method):
         return self.order
 
     def blocks(self, preferred: Blocks) -> Blocks:
+        if self.q_block is None and self.k_block is None:
+            return preferred
         return Blocks(self.q_block or preferred.q, self.k_block or preferred.k)
 
     def plan(self, query: Query) -> BlockPlan:
@@ -63,12 +65,9 @@ class Entropy(Method):
         scores = sampled_scores(
             query.q, query.k, layout, query.scale, self._samples(query), query.padding, query.causal
         )
-        # Text rows read everything anyway: what they attend to must not move the budget.
-        mixed = layout.has_text_rows and not layout.only_text_rows
-        counted = ~layout.text_rows if mixed else None
-        keep = blocks_by_entropy(scores, self.budget, self.sharpness, counted)
+        keep = blocks_by_entropy(scores, self.budget, self.sharpness, layout.counted_rows)
         rows = layout.text_rows if layout.has_text_rows else None
-        return keep_top(scores, keep[..., None, None], layout, layout.forced, rows, query.causal)
+        return keep_top(scores, keep, layout, layout.forced, rows, query.causal)
 
     def _samples(self, query: Query) -> Tensor:
         tokens, block, device = query.layout.q.tokens, query.layout.blocks.q, query.q.device

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from jali.plan import BlockPlan
 from jali.site import Site
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """Everything a plan may depend on, in arranged order. q [B, H, Sq, D], k [B, Hkv, Sk, D]."""
 
     q: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -61,11 +62,11 @@ class Psa(Method):
                 raise ValueError(f"similarity is three thresholds (2×, 4×, 8×), {self.similarity=}")
             object.__setattr__(self, "similarity", tuple(self.similarity))
 
-    @property
+    @functools.cached_property
     def ranges(self) -> dict[int, Range]:
         return dict(self.mask_ratios)
 
-    @property
+    @functools.cached_property
     def ratios(self) -> tuple[int, ...]:
         used = {ratio for ratio, (low, high) in self.ranges.items() if ratio and high > low}
         if self.similarity is not None:  # a cap may turn 8 into 4 or 2
@@ -77,7 +78,17 @@ class Psa(Method):
         return self.order
 
     def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
+        return self._blocks
+
+    @functools.cached_property
+    def _blocks(self) -> Blocks:
         return Blocks(self.q_block, self.k_block)
+
+    @functools.cached_property
+    def _bounds(self) -> dict[int, float]:
+        """Where the range of each ratio that reads ends; the first is ratio 1, for its floor."""
+        bounds = {ratio: high for ratio, (_, high) in self.ranges.items() if ratio}
+        return bounds if 1 in bounds else {1: 0.0, **bounds}
 
     def plan(self, query: Query) -> BlockPlan:
         layout = query.layout
@@ -103,11 +114,16 @@ class Psa(Method):
             query.padding,
             normalised=self.importance == "softmax",
         )
-        bounds = {ratio: high for ratio, (_, high) in self.ranges.items() if ratio}
-        if 1 not in bounds:  # the floor is a floor of ratio 1
-            bounds = {1: 0.0, **bounds}
+        bounds = self._bounds
         floor = self.floor if self.mode == "thresholdbound" else None
         return pyramid_levels(scores, layout, tuple(bounds), tuple(bounds.values()), floor, cap)
+
+    @property
+    def asked(self) -> float | None:
+        """The asked share of the work; None where it depends on the scores or on the step."""
+        if (self.mode, self.axis, self.similarity) != ("topk", "block", None):
+            return None
+        return nominal_cost(self.ranges)
 
     def _levels_by_step(self, query: Query) -> Tensor:
         at = query.site.step / query.site.steps

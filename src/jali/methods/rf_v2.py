@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -45,13 +46,17 @@ class RfV2(Method):
     def ratios(self) -> tuple[int, ...]:
         return (1,)
 
-    @property
+    @functools.cached_property
     def token_order(self) -> Order:
         if self.compat:
             return FrameWindows()
         return Tiled(self.window, first_frame_last=self.first_frame is not False)
 
     def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
+        return self._blocks
+
+    @functools.cached_property
+    def _blocks(self) -> Blocks:
         return Blocks(self.block_size, self.block_size)
 
     def layout(
@@ -76,7 +81,7 @@ class RfV2(Method):
         scores = mean_scores(query.q, query.k, layout, query.scale, query.padding)
         forced, rows = layout.forced, layout.text_rows
         if self.first_frame is not False:
-            forced, rows = layout.forced_first, rows | layout.first_rows
+            forced, rows = layout.forced_first, layout.text_or_first_rows
         if self.first_frame:
             forced, rows = forced | layout.single_keys, rows | layout.single_rows
         return keep_top(scores, blocks_for(1 - self.sparsity, layout.N), layout, forced, rows)

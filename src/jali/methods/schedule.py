@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -52,7 +53,7 @@ class Schedule(Method):
                 raise TypeError(f"dense_layers are ints (-1 is the last layer), got {layer!r}")
         for budget in self.budgets:
             check_share("every one of budgets", budget)
-            self.inner.with_budget(budget)
+        _ = self._asked  # a method that cannot have one of them says so now
 
     def active(self, site: Site, tokens: int) -> bool:
         return self.why_dense(site, tokens) is None
@@ -75,7 +76,13 @@ class Schedule(Method):
         inner = self.inner.at(site)
         if not self.budgets:
             return inner
-        return inner.with_budget(self.budgets[site.step * len(self.budgets) // site.steps])
+        at = site.step * len(self.budgets) // site.steps
+        return self._asked[at] if inner is self.inner else inner.with_budget(self.budgets[at])
+
+    @functools.cached_property
+    def _asked(self) -> tuple[Method, ...]:
+        """The method for each of the budgets: a model asks for the same ones in every layer."""
+        return tuple(self.inner.with_budget(budget) for budget in self.budgets)
 
     @property
     def can_be_causal(self) -> bool:  # type: ignore[override]

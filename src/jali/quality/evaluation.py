@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jali import __version__
 from jali.quality import metric
 from jali.quality.error import QualityError, QualityJobError
 from jali.quality.faults import Checks, check, total
@@ -23,6 +22,7 @@ from jali.quality.perceptual import NETS, Perceptual
 from jali.quality.source import Batch, Source, open_source
 from jali.quality.vmaf import SMALLEST_SIDE, Ffmpeg, find_ffmpeg, vmaf
 from jali.quality.wholefile import whole_file
+from jali.version import __version__
 
 KIND, VERSION = "jali-metrics", 1
 # Pixels of one clip in memory at once.
