@@ -14,7 +14,7 @@ from jali.experiments import Experiment, Place, run_experiment
 from jali.experiments.stages import all_stages
 
 SMALL = {
-    "model": "wan-t2v-1.3b", "height": 128, "width": 160, "num_frames": 5, "steps": 3,
+    "model": "wan-t2v-1.3b", "height": 128, "width": 320, "num_frames": 5, "steps": 3,
     "bench_steps": 2, "bench_repeats": 1, "calibration_prompts": 1, "num_prompts": 2,
     "metrics": ("psnr", "ssim"), "device": "cpu", "threads": 1, "budget": 0.4,
 }  # fmt: skip

@@ -286,8 +286,10 @@ def test_a_requeued_job_goes_on(place: Place, sweep: Sweep, slurm: Path) -> None
         eventually(lambda: (victim, "quality", 1) in units(place))
         number = submissions(place, victim)[0].job
         subprocess.run(["scontrol", "requeue", number], check=True)
-        # Slurm holds a requeued job back for a while; nobody needs to wait for that.
+        # Slurm holds a requeued job back for a while; nobody needs to wait for all of that. Within
+        # the same second, though, it would take the new start for the one it has just revoked.
         eventually(lambda: slurm_jobs()[number].waiting)
+        time.sleep(2)
         subprocess.run(
             ["scontrol", "update", f"JobId={number}", "StartTime=now"],
             check=False, capture_output=True,
