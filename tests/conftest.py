@@ -1,8 +1,10 @@
-"""Shared settings: hypothesis profiles, the gpu marker, one thread per worker."""
+"""Shared settings: hypothesis profiles, the gpu marker, one thread per worker, the command line."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -35,3 +37,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(no_gpu)
         if "slow" in item.keywords and not full:
             item.add_marker(slow)
+
+
+@pytest.fixture(scope="session")
+def jali() -> Callable[..., Any]:
+    """`jali("generate", …)`: exit_code, stdout and stderr apart; bugs keep their traceback."""
+    from typer.testing import CliRunner
+
+    from jali.cli.main import app
+
+    def call(*words: object) -> Any:
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return call

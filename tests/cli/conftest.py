@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,22 +24,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import checkpoints
 
     return checkpoints.save("wan-t2v-1.3b", tmp_path_factory.mktemp("wan"))
-
-
-@pytest.fixture
-def jali() -> Callable[..., Any]:
-    """`jali("generate", …)`: exit_code, stdout and stderr apart; bugs keep their traceback."""
-    from typer.testing import CliRunner
-
-    from jali.cli.main import app
-
-    def call(*words: object) -> Any:
-        done = CliRunner().invoke(app, [str(word) for word in words])
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done
-
-    return call
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,22 +20,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import checkpoints
 
     return checkpoints.save("nano", tmp_path_factory.mktemp("nano"))
-
-
-@pytest.fixture(scope="session")
-def jali() -> Callable[..., Any]:
-    """`jali("demo", …)`: exit_code, stdout and stderr apart; bugs keep their traceback."""
-    from typer.testing import CliRunner
-
-    from jali.cli.main import app
-
-    def call(*words: object) -> Any:
-        done = CliRunner().invoke(app, [str(word) for word in words])
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done
-
-    return call
 
 
 @pytest.fixture

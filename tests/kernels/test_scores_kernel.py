@@ -12,8 +12,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from jali.kernels.launch import kind
+from jali.kernels.row_views import row_view
 from jali.kernels.score_tiles import Tile, even_splits, fit, groups_of
-from jali.kernels.score_views import row_view
 from jali.kernels.scores import (
     antidiagonal_scores,
     block_mean_pair,

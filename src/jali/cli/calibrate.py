@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jali.cli.exits import input_errors, job_errors
+from jali.cli.options import CpuOffload, Device, Dtype, SourcePath
 
 if TYPE_CHECKING:
     from jali.calibrate import Progress
@@ -21,7 +22,7 @@ EXAMPLES = (
     "jali calibrate --model wan-t2v-1.3b --prompts mine.txt --output wan.safetensors --resume",
 )
 NUM_PROMPTS = 2
-SIZE, PLACE = "What is run", "Where and how it runs"
+SIZE = "What is run"
 
 
 def calibrate(
@@ -69,21 +70,10 @@ def calibrate(
     guidance: Annotated[
         float | None, typer.Option(help="How strongly the prompt counts.", rich_help_panel=SIZE)
     ] = None,
-    path: Annotated[
-        str | None,
-        typer.Option(help="Local folder or hub id, not the usual one.", rich_help_panel=PLACE),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cuda or cpu; cuda where there is one.", rich_help_panel=PLACE),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="bf16, fp16 or fp32.", rich_help_panel=PLACE)
-    ] = None,
-    cpu_offload: Annotated[
-        bool,
-        typer.Option("--cpu-offload", help="Parts wait in host memory.", rich_help_panel=PLACE),
-    ] = False,
+    path: SourcePath = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    cpu_offload: CpuOffload = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print facts of the book as JSON, and nothing else.")
     ] = False,

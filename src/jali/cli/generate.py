@@ -12,6 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jali.cli.exits import input_errors, job_errors, refuse
+from jali.cli.options import (
+    ATTENTION,
+    SIZE,
+    BackendName,
+    ContextParallel,
+    CpuOffload,
+    DenseFirstLayer,
+    Device,
+    Dtype,
+    Seed,
+    SourcePath,
+    TensorParallel,
+)
 
 if TYPE_CHECKING:
     from jali.gallery import Gallery, Settings, Tick
@@ -22,7 +35,6 @@ EXAMPLES = (
     "jali generate --model wan-t2v-14b --budget 0.3 --prompts mine.txt --output-dir runs/mine",
     "torchrun --nproc-per-node 4 -m jali generate --model wan-t2v-14b --context-parallel 4",
 )
-ATTENTION, SIZE, PLACE = "Attention", "What is made", "Where and how it runs"
 
 
 def generate(
@@ -87,19 +99,9 @@ def generate(
             rich_help_panel=ATTENTION,
         ),
     ] = None,
-    dense_first_layer: Annotated[
-        bool | None,
-        typer.Option(
-            "--dense-first-layer/--sparse-first-layer",
-            help="Whether layer 0 stays dense.",
-            rich_help_panel=ATTENTION,
-            show_default=False,
-        ),
-    ] = None,
-    backend: Annotated[
-        str, typer.Option(help="auto, or one of `jali doctor`.", rich_help_panel=ATTENTION)
-    ] = "auto",
-    seed: Annotated[int, typer.Option(help="Clip i has seed + i.", rich_help_panel=SIZE)] = 0,
+    dense_first_layer: DenseFirstLayer = None,
+    backend: BackendName = "auto",
+    seed: Seed = 0,
     height: Annotated[
         int | None,
         typer.Option(help="In pixels.", show_default="the model's", rich_help_panel=SIZE),
@@ -135,29 +137,12 @@ def generate(
         str | None,
         typer.Option(help="A file, a folder, or REPO:FOLDER/FILE.", rich_help_panel=SIZE),
     ] = None,
-    path: Annotated[
-        str | None,
-        typer.Option(help="Local folder or hub id, not the usual one.", rich_help_panel=PLACE),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cuda or cpu; cuda where there is one.", rich_help_panel=PLACE),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="bf16, fp16 or fp32.", rich_help_panel=PLACE)
-    ] = None,
-    cpu_offload: Annotated[
-        bool,
-        typer.Option("--cpu-offload", help="Parts wait in host memory.", rich_help_panel=PLACE),
-    ] = False,
-    context_parallel: Annotated[
-        int,
-        typer.Option(min=1, help="Ranks that share a sequence (torchrun).", rich_help_panel=PLACE),
-    ] = 1,
-    tensor_parallel: Annotated[
-        int,
-        typer.Option(min=1, help="Ranks that share the weights (torchrun).", rich_help_panel=PLACE),
-    ] = 1,
+    path: SourcePath = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    cpu_offload: CpuOffload = False,
+    context_parallel: ContextParallel = 1,
+    tensor_parallel: TensorParallel = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the manifests, and nothing else.")
     ] = False,

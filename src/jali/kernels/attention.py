@@ -12,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .granules import broadcast_strides, count_below, pack_granules
 from .launch import Kind, Launch, capability, kind, on_device
 from .pooling import RATIOS, Pyramid, pool_pyramid
+from .row_views import RowView, row_view
 from .score_tiles import cdiv, power_of_two
 
 _LOG2_E = math.log2(math.e)
@@ -281,54 +281,13 @@ def _attention_kernel(
     tl.store(LSE + lse_at, lse, mask=rows_ok)
 
 
-@dataclass(frozen=True, slots=True)
-class _RowView:
-    """K or V as one matrix: key s of head h, batch b begins at (b*row_b + h*row_h + s, h*col_h)."""
-
-    shape: tuple[int, int]
-    stride: int
-    row_b: int
-    row_h: int
-    col_h: int
-
-    @staticmethod
-    def of(x: Kind) -> _RowView | None:
-        """The view, or None where strides or alignment forbid a tensor descriptor."""
-        batch, heads, seq, dim = x.shape
-        sb, sh, ss, _ = x.stride
-        if batch == 1:
-            sb = 0
-        if heads == 1:
-            sh = 0
-        align = 16 // x.itemsize
-        if ss < dim or ss % align or sh % align or sb % ss or not x.aligned:
-            return None
-        if sh < ss:
-            if (heads - 1) * sh + dim > ss:
-                return None
-            row_h, col_h = 0, sh
-        elif sh % ss == 0:
-            row_h, col_h = sh // ss, 0
-        else:
-            return None
-        row_b = sb // ss
-        rows = (batch - 1) * row_b + (heads - 1) * row_h + seq
-        if rows >= 2**31:
-            return None
-        return _RowView((rows, (heads - 1) * col_h + dim), ss, row_b, row_h, col_h)
-
-    def descriptor(self, x: Tensor, rows: int) -> TensorDescriptor:
-        """What reads `rows` rows of one head of `x` at a time."""
-        return TensorDescriptor(x, list(self.shape), [self.stride, 1], [rows, x.shape[3]])
-
-
-_Views = tuple[_RowView, _RowView, _RowView]
+_Views = tuple[RowView, RowView, RowView]
 
 
 def _views(q: Kind, k: Kind, v: Kind) -> _Views | None:
     """Views of q, k and v for tensor descriptors; None where one of them has none."""
     dim = q.shape[3]
-    q_view, k_view, v_view = _RowView.of(q), _RowView.of(k), _RowView.of(v)
+    q_view, k_view, v_view = row_view(q), row_view(k), row_view(v)
     if dim & (dim - 1) or q_view is None or k_view is None or v_view is None:
         return None
     return q_view, k_view, v_view
@@ -466,11 +425,11 @@ def block_sparse_attention(
         pooled = granules.ends, granules.ids, pyramid.k, pyramid.v, pyramid.bias
         made = granules.ends.shape, granules.ids.shape, pyramid.k.shape, pyramid.bias.shape
         granule = granules.size
-    descriptors: tuple[TensorDescriptor | None, ...] = (None, None, None)
+    descriptors: tuple[Any, ...] = (None, None, None)
     if views is not None:
         tiles_of = (cfg.block_m, cfg.block_n, cfg.block_n)
         tensors = zip(views, (q, k, v), tiles_of, strict=True)
-        descriptors = tuple(view.descriptor(x, rows) for view, x, rows in tensors)
+        descriptors = tuple(view.descriptor(x, rows, x.shape[3]) for view, x, rows in tensors)
     launch = _launch(
         *kinds, out.stride(), listed, made, granule, q_block, k_block, scale,
         key_length is not None, head_order is not None, cfg, views,

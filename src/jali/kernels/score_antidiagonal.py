@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Kind, Launch, kind
+from .row_views import RowView, row_view, use_descriptors
 from .score_interleave import interleaved_key, run_sum
 from .score_mass import mass_launch
 from .score_tiles import (
@@ -31,7 +32,6 @@ from .score_tiles import (
     processors,
     shared_bytes,
 )
-from .score_views import RowView, row_view, use_descriptors
 
 _NEGATIVE = tl.constexpr(float("-inf"))
 

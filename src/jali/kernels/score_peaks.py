@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .launch import Kind, Launch, kind
+from .row_views import use_descriptors
 from .score_interleave import interleaved_column, run_max
 from .score_tiles import (
     Tile,
@@ -33,7 +34,6 @@ from .score_tiles import (
     processors,
     shared_bytes,
 )
-from .score_views import use_descriptors
 
 _NEGATIVE = tl.constexpr(float("-inf"))
 

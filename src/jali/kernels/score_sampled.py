@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Kind, Launch, kind
+from .row_views import RowView, row_view, use_descriptors
 from .score_mass import mass_launch
 from .score_tiles import (
     Tile,
@@ -32,7 +33,6 @@ from .score_tiles import (
     processors,
     shared_bytes,
 )
-from .score_views import RowView, row_view, use_descriptors
 
 _NEGATIVE = tl.constexpr(float("-inf"))
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-ATTENTION, SIZE, PLACE, JOB = "Attention", "What is made", "Where and how it runs", "Each job"
+from jali.cli.options import PLACE
+
+JOB = "Each job"
 RESULTS, LOGS = Path("results"), Path("experiments/logs")
 
 Results = Annotated[Path, typer.Option(help="Folder of all results.", rich_help_panel=PLACE)]

@@ -10,11 +10,8 @@ import typer
 from jali.cli.exits import refuse
 from jali.cli.experiment.errors import errors
 from jali.cli.experiment.options import (
-    ATTENTION,
     LOGS,
-    PLACE,
     RESULTS,
-    SIZE,
     Json,
     Logs,
     Results,
@@ -23,6 +20,20 @@ from jali.cli.experiment.options import (
 )
 from jali.cli.experiment.progress import bar, heard
 from jali.cli.experiment.tables import say, show_table
+from jali.cli.options import (
+    ATTENTION,
+    PLACE,
+    SIZE,
+    BackendName,
+    ContextParallel,
+    CpuOffload,
+    DenseFirstLayer,
+    Device,
+    Dtype,
+    Seed,
+    SourcePath,
+    TensorParallel,
+)
 
 if TYPE_CHECKING:
     from jali.experiments.experiment import Experiment
@@ -64,18 +75,8 @@ def run(
     warmup_frac: Annotated[
         float | None, typer.Option(help="Share of dense first steps.", rich_help_panel=ATTENTION)
     ] = None,
-    dense_first_layer: Annotated[
-        bool | None,
-        typer.Option(
-            "--dense-first-layer/--sparse-first-layer",
-            help="Whether layer 0 stays dense.",
-            rich_help_panel=ATTENTION,
-            show_default=False,
-        ),
-    ] = None,
-    backend: Annotated[
-        str, typer.Option(help="auto, or one of `jali doctor`.", rich_help_panel=ATTENTION)
-    ] = "auto",
+    dense_first_layer: DenseFirstLayer = None,
+    backend: BackendName = "auto",
     skip_calibrate: Annotated[
         bool,
         typer.Option(
@@ -98,7 +99,7 @@ def run(
     guidance: Annotated[
         float | None, typer.Option(help="How strongly the prompt counts.", rich_help_panel=SIZE)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Clip i has seed + i.", rich_help_panel=SIZE)] = 0,
+    seed: Seed = 0,
     num_prompts: Annotated[
         int, typer.Option(min=1, help="Of the shipped set.", rich_help_panel=SIZE)
     ] = 5,
@@ -119,32 +120,15 @@ def run(
     bench_repeats: Annotated[
         int, typer.Option(min=1, help="Timed runs; the median counts.", rich_help_panel=SIZE)
     ] = 3,
-    path: Annotated[
-        str | None,
-        typer.Option(help="Local folder or hub id, not the usual one.", rich_help_panel=PLACE),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cuda or cpu; cuda where there is one.", rich_help_panel=PLACE),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="bf16, fp16 or fp32.", rich_help_panel=PLACE)
-    ] = None,
+    path: SourcePath = None,
+    device: Device = None,
+    dtype: Dtype = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads, pinned.", rich_help_panel=PLACE)
     ] = None,
-    cpu_offload: Annotated[
-        bool,
-        typer.Option("--cpu-offload", help="Parts wait in host memory.", rich_help_panel=PLACE),
-    ] = False,
-    context_parallel: Annotated[
-        int,
-        typer.Option(min=1, help="Ranks that share a sequence (torchrun).", rich_help_panel=PLACE),
-    ] = 1,
-    tensor_parallel: Annotated[
-        int,
-        typer.Option(min=1, help="Ranks that share the weights (torchrun).", rich_help_panel=PLACE),
-    ] = 1,
+    cpu_offload: CpuOffload = False,
+    context_parallel: ContextParallel = 1,
+    tensor_parallel: TensorParallel = 1,
     config: Annotated[
         Path | None,
         typer.Option(help="A config.json of results, instead of flags.", rich_help_panel=PLACE),

@@ -1,4 +1,4 @@
-"""q and k as plain matrices, which the copy engine of newer GPUs reads a tile at a time."""
+"""q, k and v as plain matrices, which the copy engine of newer GPUs reads a tile at a time."""
 
 from __future__ import annotations
 
