@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from jali import border
-from jali.backends import check_name, choose, dense
+from jali.backends import Backend, check_name, choose, dense
 from jali.grid import TokenGrid
-from jali.layout import block_layout
+from jali.layout import BlockLayout, Blocks, block_layout
 from jali.methods import Dense, Method, Query, make_method
+from jali.padding import KeyPadding
 from jali.plan import BlockPlan, full_plan
 from jali.site import Site
 
@@ -69,25 +72,47 @@ def attend(
     call = border.check(
         q, k, v, grid, key_grid, offset, scale, key_length, key_mask, causal, make_method(method)
     )
-    q_grid, k_grid, offset, scale = call.q_grid, call.k_grid, call.offset, call.scale
-    if not call.method.active(site, q_grid.tokens):
+    if not call.method.active(site, call.q_grid.tokens):
         return _dense(q, k, v, call, backend, causal, lse)
+    return follow(way_of(call, call.method.at(site), backend, q.device), q, k, v, site)
 
-    method = call.method.at(site)
-    chosen = choose(backend, call.task)
-    blocks = method.blocks(chosen.preferred(call.task))
-    layout = method.layout(q_grid, k_grid, offset, blocks, q.device)
+
+class Way(NamedTuple):
+    """How a sparse call goes: all that is known before any of its numbers is."""
+
+    method: Method
+    backend: Backend
+    layout: BlockLayout
+    executed: Blocks
+    scale: float
+    padding: KeyPadding | None
+    causal: bool
+
+
+def way_of(call: border.Call, method: Method, backend: str, device: torch.device) -> Way:
+    """The way of a checked call. Calls of the same values go the same way."""
+    task = call.task
+    chosen = choose(backend, task)
+    blocks = method.blocks(chosen.preferred(task))
+    layout = method.layout(call.q_grid, call.k_grid, call.offset, blocks, device)
     padding = call.padding and call.padding.arranged(layout.k)
-    if padding is not None and padding.kind != call.task.padding:
+    if padding is not None and padding.kind != task.padding:
         # The order scattered the padding: what knows lengths only cannot run this any more.
-        chosen = choose(backend, replace(call.task, padding=padding.kind))
+        chosen = choose(backend, replace(task, padding=padding.kind))
+    executed = chosen.fitting(blocks, task)
+    return Way(method, chosen, layout, executed, call.scale, padding, task.causal)
+
+
+def follow(way: Way, q: Tensor, k: Tensor, v: Tensor, site: Site) -> Attended:
+    """Rearrange, plan, attend, and put back."""
+    method, backend, layout, blocks, scale, padding, causal = way
     q, k = layout.q.arrange(q), layout.k.arrange(k)
     plan = method.plan(Query(q, k, layout, site, scale, padding, causal))
-    executed = plan.coarsen(chosen.fitting(plan.blocks, call.task))
+    executed = plan.coarsen(blocks)
     spare = None if layout.q.index is None else q  # the rearranged copy has no other use
-    out, sums = chosen.attend(q, k, layout.k.arrange(v), executed, scale, padding, spare)
+    out, sums = backend.attend(q, k, layout.k.arrange(v), executed, scale, padding, spare)
     del q, k, spare
-    return Attended(layout.q.restore(out), sums, plan, executed, backend=chosen.name)
+    return Attended(layout.q.restore(out), sums, plan, executed, backend.name)
 
 
 def _dense(

@@ -128,10 +128,8 @@ class BlockPlan:
     @functools.cached_property
     def density(self) -> float:
         """Share of block pairs that are touched at any level. Waits for the device."""
-        if self.given is not None:
-            touched = sum(float(p.counts.float().mean()) for p in self.given.values())
-            return touched / self.layout.N
-        return float((self.levels != SKIP).float().mean())
+        touched = sum(float(count.double().mean()) for count in self.tally.values())
+        return touched / (self.layout.M * self.layout.N)
 
     def coarsen(self, blocks: Blocks) -> BlockPlan:
         """The same plan on other blocks: each is read as finely as its finest part.

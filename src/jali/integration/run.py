@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jali.attend import Attended
+from jali import border
+from jali.attend import Attended, Way, follow, way_of
 from jali.attend import attend as attend_to_plan
 from jali.backends import Task, choose
 from jali.grid import Box, TokenGrid
@@ -33,6 +34,7 @@ from jali.integration.parallel import (
 )
 from jali.integration.stats import Record, Stats, Work, first_bad, read
 from jali.methods import Dense, Entropy, Method, Psa, Schedule
+from jali.plan import BlockPlan
 from jali.presets import Preset
 from jali.site import Site
 
@@ -67,9 +69,25 @@ class Scene:
     boxes: tuple[Box, ...]
     grids: dict[int, TokenGrid | str] = field(default_factory=dict)
     keys: Keys | None = None
+    courses: dict[Any, Course | str] = field(default_factory=dict)
     calls: int = 0
     sparse: bool = False
     started: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """How the sparse calls of one shape go in one transformer call."""
+
+    way: Way
+    grid: TokenGrid
+    source: Keys  # as the model has them
+    keys: Keys  # in the order of the grid
+    scale: float | None
+    order: Tensor | None  # where each token of the grid lies; None where it is in order
+
+    def fits(self, method: Method, keys: Keys, scale: float | None) -> bool:
+        return self.way.method is method and self.source is keys and self.scale == scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,87 +238,120 @@ class Run:
         scene.calls += 1
         site = Site(moment.step, moment.steps, layer, stage.layers, moment.branch, stage.name)
         if isinstance(self.method, Dense):
-            out = stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
-            self._record(stage, site, out, "stock", "method dense")
-            return out
-        grid = scene.grids.get(q.shape[1])
-        if grid is None:
-            grid = scene.grids[q.shape[1]] = stage.family.grid(scene.boxes, q.shape[1])
-            if self.preset is not None and isinstance(grid, TokenGrid):
-                self.preset.check(grid)
-        if scene.keys is None or not scene.keys.fits(mask):
-            scene.keys = read_mask(mask)
+            return self._attend_as_stock(stage, site, q, k, v, mask, scale, "method dense")
+        tokens = q.shape[1]
+        grid = scene.grids.get(tokens) or self._grid(stage, scene, tokens)
         keys = scene.keys
+        if keys is None or not keys.fits(mask):
+            keys = self._keys(stage, scene, mask)
+        why: str | None
+        if tokens != k.shape[1]:
+            why = "not self-attention"
+        elif (why := keys.problem or inactive(self.method, site, tokens)) is None:
+            course = self._course(stage, scene, site, grid, keys, q, k, v, scale, ranks, rank)
+            if isinstance(course, Course):
+                return self._attend_sparsely(stage, scene, site, course, q, k, v, scale)
+            why = course
+        if keys.problem or self.dense_choice is not None:
+            return self._attend_as_stock(stage, site, q, k, v, mask, scale, why)
+        return self._attend_densely(stage, site, grid, keys, q, k, v, scale, why)
+
+    def _attend_sparsely(
+        self, stage: Stage, scene: Scene, site: Site, course: Course,
+        q: Tensor, k: Tensor, v: Tensor, scale: float | None,
+    ) -> Tensor:  # fmt: skip
+        order = course.order
+        if order is not None:
+            q, k, v = (x.index_select(1, order) for x in (q, k, v))
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        result = follow(course.way, q, k, v, site)
+        if self.watch is not None:
+            self.watch(Seen(stage.name, site, course.grid, q, k, v, course.keys, scale, result))
+        scene.sparse = True
+        out = result.out.transpose(1, 2)
+        self._record(stage, site, out, result.backend, None, result.executed)
+        return out if order is None else out.index_select(1, order.argsort())
+
+    def _attend_densely(
+        self, stage: Stage, site: Site, grid: TokenGrid | str, keys: Keys,
+        q: Tensor, k: Tensor, v: Tensor, scale: float | None, why: str,
+    ) -> Tensor:  # fmt: skip
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        some_k, some_v, some = keys.cut(k, v)
+        result = attend_to_plan(
+            q, some_k, some_v, method=NEVER, grid=None if isinstance(grid, str) else grid,
+            site=site, scale=scale, key_length=some.length, key_mask=some.mask,
+        )  # fmt: skip
+        if self.watch is not None:
+            self.watch(Seen(stage.name, site, grid, q, k, v, keys, scale, result))
+        out = result.out.transpose(1, 2)
+        self._record(stage, site, out, result.backend, why)
+        return out
+
+    def _attend_as_stock(
+        self, stage: Stage, site: Site, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        scale: float | None, why: str,
+    ) -> Tensor:  # fmt: skip
+        out = stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
+        self._record(stage, site, out, "stock", why)
+        return out
+
+    # What the calls of a scene have in common, found when the first of them asks
+
+    def _grid(self, stage: Stage, scene: Scene, tokens: int) -> TokenGrid | str:
+        grid = scene.grids[tokens] = stage.family.grid(scene.boxes, tokens)
+        if self.preset is not None and isinstance(grid, TokenGrid):
+            self.preset.check(grid)
+        return grid
+
+    def _keys(self, stage: Stage, scene: Scene, mask: Tensor | None) -> Keys:
+        keys = scene.keys = read_mask(mask)
         if keys.problem and self.unknown_masks == "raise":
             raise ValueError(
                 f"{stage.family.name} hands its attention {keys.problem}, which no plan can keep; "
                 f"leave out what needs that mask, or pass unknown_masks='dense' to compute such "
                 f"calls densely"
             )
-        why = self._why_dense(site, q, k, grid, keys, stage)
-        if keys.problem or (why and self.dense_choice is not None):
-            out = stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
-            self._record(stage, site, out, "stock", why)
-            return out
-        order = None
-        method: Method = NEVER
-        if why is None:
-            method = self.method
-            sharded = tensor_ranks(stage.module())
-            if sharded is not None:
-                method = self._across(sharded)
-            if ranks > 1:
-                method = self._across(ulysses_ranks(ranks, rank))
-                assert isinstance(grid, TokenGrid)
-                order = joint_order(stage.family, grid, ranks, q.device)
-                keys = keys.moved(order, k.shape[1])
-                q, k, v = (x if order is None else x.index_select(1, order) for x in (q, k, v))
-            method = method.at(site)  # it is active here, and need not be asked again
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        whole = k, v, keys
-        if why is not None:
-            k, v, keys = keys.cut(k, v)
-        result = attend_to_plan(
-            q,
-            k,
-            v,
-            method=method,
-            grid=grid if isinstance(grid, TokenGrid) else None,
-            site=site,
-            backend=self.backend if why is None else "auto",
-            scale=scale,
-            key_length=keys.length,
-            key_mask=keys.mask,
-        )
-        if self.watch is not None:
-            self.watch(Seen(stage.name, site, grid, q, *whole, scale, result))
-        out = result.out.transpose(1, 2)
-        work = None
-        if (ran := result.executed) is not None:
-            scene.sparse = True
-            work = Work(ran.tally, ran.layout.M * ran.layout.N)
-        self._record(stage, site, out, result.backend, why, work)
-        return out if order is None else out.index_select(1, order.argsort())
-
-    def _why_dense(
-        self, site: Site, q: Tensor, k: Tensor, grid: TokenGrid | str, keys: Keys, stage: Stage
-    ) -> str | None:
-        """Why this call stays dense; None where it is sparse."""
-        if q.shape[1] != k.shape[1]:
-            return "not self-attention"
         if keys.problem:
-            return self._tell(keys.problem)
-        why = inactive(self.method, site, q.shape[1])
+            self._tell(keys.problem)
+        return keys
+
+    def _course(
+        self, stage: Stage, scene: Scene, site: Site, grid: TokenGrid | str, keys: Keys,
+        q: Tensor, k: Tensor, v: Tensor, scale: float | None, ranks: int, rank: int,
+    ) -> Course | str:  # fmt: skip
+        """How a call goes where the method is active, or why it is dense all the same."""
+        shape = q.shape, k.shape, v.shape, q.dtype, q.device
+        found = scene.courses.get(shape)
+        if isinstance(found, str):
+            return found
+        sharded = tensor_ranks(stage.module()) if ranks == 1 else ulysses_ranks(ranks, rank)
+        method = (self.method if sharded is None else self._across(sharded)).at(site)
+        if found is not None and found.fits(method, keys, scale):
+            return found
+        why = grid if isinstance(grid, str) else self._why_slower(q, stage)
         if why is not None:
+            scene.courses[shape] = self._tell(why)
             return why
-        if isinstance(grid, str):
-            return self._tell(grid)
+        assert isinstance(grid, TokenGrid)
+        order = None if ranks == 1 else joint_order(stage.family, grid, ranks, q.device)
+        moved = keys.moved(order, k.shape[1])
+        call = border.check(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), grid, None, None, scale,
+            moved.length, moved.mask, False, method,
+        )  # fmt: skip
+        way = way_of(call, method, self.backend, q.device)
+        course = scene.courses[shape] = Course(way, grid, keys, moved, scale, order)
+        return course
+
+    def _why_slower(self, q: Tensor, stage: Stage) -> str | None:
+        """Why a sparse call stays dense, where it would be slower and nobody insists on it."""
         faster = self._forecast(q, stage)
         if faster is None or faster >= 1:
             return None
         tokens = f"{q.shape[1]} tokens on {q.device.type}"
         if self.when == "auto":
-            return self._tell(f"sparse would not be faster at {tokens} ({faster:.2f}×)")
+            return f"sparse would not be faster at {tokens} ({faster:.2f}×)"
         self._tell(f"sparse is not expected to be faster at {tokens} ({faster:.2f}×)")
         return None
 
@@ -331,9 +382,10 @@ class Run:
 
     def _record(
         self, stage: Stage, site: Site, out: Tensor, backend: str,
-        why: str | None, work: Work | None = None,
+        why: str | None, ran: BlockPlan | None = None,
     ) -> None:  # fmt: skip
         _, tokens, heads, _ = out.shape
+        work = None if ran is None else Work(ran.tally, ran.layout.M * ran.layout.N)
         total = None if self.finite == "off" else out.sum(dtype=torch.float32)
         self.records.append(
             Record(
