@@ -7,9 +7,10 @@
 launcher and FlashAttention-4's function are replaced by functions that return at once, and what
 jali asks of the device is answered as an H200 would. No number comes of it, only time.
 
-`own_us` is a whole call less those of PyTorch's operators that would launch a kernel on a GPU, each
-at what it takes when it is repeated alone. Allocations, views, and all Python up to the launcher's
-own are in it. `benchmarks/dev/wan_gpu.py host` measures the same on a GPU.
+`host_us` is a whole call on the host with all launches left out: all Python up to the launcher,
+PyTorch's allocations and views. `own_us` is that without the two, which are counted, and taken at
+what one of them takes when it is repeated alone. `benchmarks/dev/wan_gpu.py host` measures the
+same on a GPU.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
         yield
     finally:
         for place, name, value in before:
-            if value is None and name == "is_cuda":
+            if value is None:
                 delattr(place, name)  # inherited
             else:
                 setattr(place, name, value)
@@ -80,13 +81,14 @@ def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextmanager
 def unlaunched() -> Iterator[None]:
-    """Triton's launcher and FlashAttention-4's function return at once. What they would have
-    written is left as it was allocated: nothing may be looked up by it."""
-    changes: list[tuple[Any, str, Any]] = []
+    """Launches of Triton's kernels, FlashAttention-4's function and PyTorch's sum return at once.
+    What they would have written is left as it was allocated: nothing may be looked up by it."""
+    one = torch.zeros(())
+    changes: list[tuple[Any, str, Any]] = [(torch.Tensor, "sum", lambda *_, **__: one)]
     with suppress(ImportError):
-        from triton.runtime.jit import JITFunction
+        from jali.kernels.launch import Launch
 
-        changes.append((JITFunction, "run", lambda *_, **__: None))
+        changes.append((Launch, "__call__", lambda *_: None))
     with suppress(ImportError):
         import flash_attn.cute.interface as interface
 
@@ -113,6 +115,7 @@ def pretended() -> Iterator[None]:
     """Tensors are on an H200, FlashAttention-4 is installed, and nothing is launched."""
     from jali import kernels
     from jali.backends import fa4
+    from jali.fused import kernels_run
     from jali.kernels import attention, row_views
 
     _install_flash_attn()
@@ -128,7 +131,9 @@ def pretended() -> Iterator[None]:
         ),
         unlaunched(),
     ):
+        kernels_run.cache_clear()
         yield
+    kernels_run.cache_clear()
 
 
 @contextmanager
@@ -170,54 +175,58 @@ def usual_us(call: Callable[[], object], calls: int) -> float:
     return 1e6 * min(batches)
 
 
-class Operators(NamedTuple):
-    """What a call asks of PyTorch, by what a GPU would do for it."""
+class Asked(NamedTuple):
+    """What a call asks of PyTorch while nothing is launched."""
 
-    launching: list[tuple[Any, Any, Any]]
-    empty: int
+    allocations: int
     views: int
+    launching: tuple[str, ...]  # what would launch all the same: its time is in the call's
 
 
-def operators(call: Callable[[], object]) -> Operators:
+def asked_of_torch(call: Callable[[], object]) -> Asked:
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    launching: list[tuple[Any, Any, Any]] = []
-    counts = {"empty": 0, "views": 0}
+    found: dict[str, list[str]] = {"empty": [], "view": [], "other": []}
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
-            if func.is_view:
-                counts["views"] += 1
-            elif "empty" in func.__name__:
-                counts["empty"] += 1
-            else:
-                launching.append((func, args, kwargs or {}))
+            name = func.__name__.split(".")[0]
+            kind = "view" if func.is_view else "empty" if "empty" in name else "other"
+            found[kind].append(name)
             return func(*args, **(kwargs or {}))
 
     with Counting():
         call()
-    return Operators(launching, counts["empty"], counts["views"])
+    return Asked(len(found["empty"]), len(found["view"]), tuple(found["other"]))
+
+
+def shares(call_us: float, asked: Asked, allocation_us: float, view_us: float) -> dict[str, Any]:
+    """A call without launches: what of it are PyTorch's allocations and views, and the rest."""
+    torch_us = asked.allocations * allocation_us + asked.views * view_us
+    return {
+        "host_us": round(call_us, 1),
+        "own_us": round(call_us - torch_us, 1),
+        "allocations": asked.allocations,
+        "allocation_us": round(allocation_us, 2),
+        "views": asked.views,
+        "view_us": round(view_us, 2),
+        "not_left_out": list(asked.launching),
+    }
 
 
 def measure(method: Method, calls: int) -> dict[str, Any]:
     with ready(method) as call:
         for _ in range(50):
             call()
-        found = operators(call)
+        asked = asked_of_torch(call)
+        x = torch.empty(2, 3, 4)
         gc.collect()
         gc.disable()
-        total = usual_us(call, calls)
-        spent = sum(usual_us(lambda f=f, a=a, k=k: f(*a, **k), 300) for f, a, k in found.launching)
+        host = usual_us(call, calls)
+        allocation = usual_us(lambda: torch.empty(2, 3, 4, dtype=x.dtype, device=x.device), calls)
+        view = usual_us(lambda: x.transpose(1, 2), calls)
         gc.enable()
-    return {
-        "own_us": round(total - spent, 1),
-        "total_us": round(total, 1),
-        "operators": len(found.launching),
-        "operators_us": round(spent, 1),
-        "allocations": found.empty,
-        "views": found.views,
-        "which": " ".join(func.__name__.split(".")[0] for func, _, _ in found.launching),
-    }
+    return shares(host, asked, allocation, view)
 
 
 def profile(method: Method, calls: int) -> None:

@@ -500,10 +500,9 @@ def part_host(bench: Bench) -> None:
     """jali's own Python per attention call.
 
     `Run.attend` is called on a short sequence, where the device is never the one that is waited
-    for: `total_us`. Then it is called with a launcher of Triton's and a function of FA4's that
-    return at once, so that what is left is jali's Python and PyTorch's operators. Those of them
-    that launch something are repeated alone, and taken off: `own_us`. Allocations and views, and
-    all Python on the way to the launcher, are in it; `launching_us` is what the two added.
+    for: `total_us`. Then it is called with launches that return at once (Triton's kernels, FA4,
+    PyTorch's sum): `host_us`, all Python on the way to the launchers and PyTorch's allocations and
+    views. `own_us` is that without the two; `launching_us` is what the launches added.
     """
     subject = wan(bench, _wan(bench), "host", 5, 16, 16)
     for name, method in (
@@ -529,31 +528,25 @@ def part_host(bench: Bench) -> None:
                       **host_times(bench, call))  # fmt: skip
 
 
-def host_times(bench: Bench, call: Callable[[], None], calls: int = 200) -> dict[str, Any]:
-    from host_cpu import operators, unlaunched
+def host_times(bench: Bench, call: Callable[[], None], calls: int = 400) -> dict[str, Any]:
+    from host_cpu import asked_of_torch, shares, unlaunched
 
+    x = torch.empty(2, 3, 4, device=bench.device)
     with torch.no_grad():
         for _ in range(20):
             call()
         total = median_us(bench, call, calls)
+        allocation = median_us(
+            bench, lambda: torch.empty(2, 3, 4, dtype=x.dtype, device=x.device), calls
+        )
+        view = median_us(bench, lambda: x.transpose(1, 2), calls)
         with unlaunched():
             for _ in range(20):
                 call()
-            found = operators(call)
+            asked = asked_of_torch(call)
             alone = median_us(bench, call, calls)
-            spent = sum(
-                median_us(bench, lambda f=f, a=a, k=k: f(*a, **k), calls)
-                for f, a, k in found.launching
-            )
-    return {
-        "total_us": total,
-        "launching_us": total - alone,
-        "operators": len(found.launching),
-        "operators_us": spent,
-        "allocations": found.empty,
-        "views": found.views,
-        "own_us": alone - spent,
-    }
+    found = shares(alone, asked, allocation, view)
+    return {"total_us": total, "launching_us": total - alone, **found}
 
 
 def median_us(bench: Bench, call: Callable[[], object], calls: int) -> float:

@@ -136,7 +136,7 @@ class BlockPlan:
 
         Larger blocks read more than was asked, smaller ones that divide these exactly as much.
         """
-        if blocks == self.blocks:
+        if blocks is self.blocks or blocks == self.blocks:
             return self
         layout = self.layout.with_blocks(blocks)
         # Through the largest blocks that divide both: cutting is exact, joining takes the minimum.

@@ -11,24 +11,48 @@ pytest.importorskip("triton")
 
 from jali.kernels import gather, score_sampled
 from jali.kernels.gather import gather_rows
-from jali.kernels.launch import Launch, kind, on_device
+from jali.kernels.launch import Launch, kind
 from jali.kernels.scores import sampled_scores
 from jali.kernels.selection import select_lists
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def test_tensors_come_first_then_numbers_and_the_grid_is_named() -> None:
-    seen: list[Any] = []
+class Kernel:
+    """As a compiler would show itself: `run` compiles, launches, and gives back what it made."""
 
-    class Kernel:
-        def run(self, *args: Any, **options: Any) -> None:
-            seen.append((args, options))
+    arg_names = ("q", "mask", "length", "scale", "WIDTH", "BLOCK")
 
-    Launch(Kernel(), (3, 2), (7, 0.5), {"BLOCK": 16, "num_warps": 4})("q", None)
-    assert seen == [
-        (("q", None, 7, 0.5), {"grid": (3, 2), "warmup": False, "BLOCK": 16, "num_warps": 4})
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def run(self, *args: Any, **options: Any) -> Kernel:
+        self.seen.append(("run", args, options))
+        return self
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args: self.seen.append(("again", grid, args))
+
+
+def test_tensors_come_first_then_numbers_and_constants_in_order() -> None:
+    kernel, q = Kernel(), torch.zeros(4)
+    constants = {"BLOCK": 16, "num_warps": 4, "WIDTH": 8}
+    launch = Launch(kernel, (3, 2), (7, 0.5), constants)
+    launch(q, None)
+    launch(q, None)
+    assert kernel.seen == [
+        ("run", (q, None, 7, 0.5), {"grid": (3, 2, 1), "warmup": False, **constants}),
+        ("again", (3, 2, 1), (q, None, 7, 0.5, 8, 16)),
     ]
+
+
+def test_another_kind_of_tensor_is_compiled_for_itself() -> None:
+    kernel = Kernel()
+    launch = Launch(kernel, (1,), (7, 0.5), {"BLOCK": 16, "WIDTH": 8})
+    x = torch.zeros(8)
+    for tensors in ((x, None), (x.half(), None), (x[1:], None), (x, x), (x, None)):
+        launch(*tensors)
+    assert [how for how, *_ in kernel.seen] == ["run"] * 4 + ["again"]
 
 
 def test_a_kind_is_what_a_launch_depends_on() -> None:
@@ -61,8 +85,3 @@ def test_one_count_for_all_rows() -> None:
     each = torch.full((2, 3), 4, dtype=torch.int32, device=DEVICE)
     for a, b in zip(select_lists(scores, one), select_lists(scores, each), strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_device_without_others_is_not_changed() -> None:
-    with on_device(torch.device(DEVICE)) as nothing:
-        assert nothing is None

@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .granules import broadcast_strides, count_below, pack_granules
-from .launch import Kind, Launch, capability, kind, on_device
+from .launch import Kind, Launch, capability, kind
 from .pooling import RATIOS, Pyramid, pool_pyramid
-from .row_views import RowView, row_view
+from .row_views import RowView, Tiles, row_view
 from .score_tiles import cdiv, power_of_two
 
 _LOG2_E = math.log2(math.e)
@@ -425,20 +425,16 @@ def block_sparse_attention(
         pooled = granules.ends, granules.ids, pyramid.k, pyramid.v, pyramid.bias
         made = granules.ends.shape, granules.ids.shape, pyramid.k.shape, pyramid.bias.shape
         granule = granules.size
-    descriptors: tuple[Any, ...] = (None, None, None)
-    if views is not None:
-        tiles_of = (cfg.block_m, cfg.block_n, cfg.block_n)
-        tensors = zip(views, (q, k, v), tiles_of, strict=True)
-        descriptors = tuple(view.descriptor(x, rows, x.shape[3]) for view, x, rows in tensors)
-    launch = _launch(
+    launch, tiles = _launch(
         *kinds, out.stride(), listed, made, granule, q_block, k_block, scale,
         key_length is not None, head_order is not None, cfg, views,
     )  # fmt: skip
-    with on_device(q.device):
-        launch(
-            q, k, v, *descriptors, out, lse, *lists.get(1, (None, None)),
-            *pooled, key_length, head_order,
-        )  # fmt: skip
+    matrices: tuple[Any, ...] = (None, None, None)
+    if tiles is not None:
+        matrices = tiles[0].of(q), tiles[1].of(k), tiles[2].of(v)
+    launch(
+        q, k, v, *matrices, out, lse, *lists.get(1, (None, None)), *pooled, key_length, head_order,
+    )  # fmt: skip
     return out, lse
 
 
@@ -447,7 +443,7 @@ def _launch(
     q: Kind, k: Kind, v: Kind, out_stride: tuple[int, ...], lists: Listed,
     pooled: tuple[tuple[int, ...], ...], granule: int, q_block: int, k_block: int, scale: float,
     has_length: bool, has_order: bool, cfg: Config, views: _Views | None,
-) -> Launch:  # fmt: skip
+) -> tuple[Launch, tuple[Tiles, ...] | None]:  # fmt: skip
     """`pooled`: the shapes of the granules' ends and ids, and of the pyramid's k and bias; all of
     them are contiguous. Nothing where no list is pooled."""
     batch, heads, seq_q, dim = q.shape
@@ -500,7 +496,13 @@ def _launch(
     if cfg.max_registers is not None:
         constants["maxnreg"] = cfg.max_registers
     grid = (cdiv(seq_q, cfg.block_m), heads, batch)
-    return Launch(_attention_kernel, grid, numbers, constants)
+    tiles = None
+    if views is not None:
+        rows_of = (cfg.block_m, cfg.block_n, cfg.block_n)
+        tiles = tuple(
+            view.tiles(rows, dim, q.dtype) for view, rows in zip(views, rows_of, strict=True)
+        )
+    return Launch(_attention_kernel, grid, numbers, constants), tiles
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -34,16 +34,17 @@ def row_entropy(scores: Tensor) -> Tensor:
 
     Rows are distributions (non-negative, sum 1). N = 1 has no entropy to speak of and counts as 1.
     """
-    batch, heads, m, n = scores.shape
-    if n == 1:
-        return torch.ones(batch, heads, m, dtype=torch.float32, device=scores.device)
-    out = torch.empty(batch, heads, m, dtype=torch.float32, device=scores.device)
-    _entropy_launch(batch * heads * m, n)(scores.contiguous(), out)
+    shape = scores.shape
+    if shape[3] == 1:
+        return torch.ones(shape[:3], dtype=torch.float32, device=scores.device)
+    out = torch.empty(*shape[:3], dtype=torch.float32, device=scores.device)
+    _entropy_launch(shape)(scores.contiguous(), out)
     return out
 
 
 @functools.lru_cache(maxsize=256)
-def _entropy_launch(rows: int, n: int) -> Launch:
+def _entropy_launch(shape: tuple[int, ...]) -> Launch:
+    rows, n = math.prod(shape[:3]), shape[3]
     n_pad = power_of_two(n)
     chunk = max(1, 2048 // n_pad)
     constants = {"CHUNK": chunk, "N_PAD": n_pad, "num_warps": 4}
@@ -167,9 +168,10 @@ def entropy_budgets(
     clamp(floor(mean * N * H + 0.5), H, N * H) per batch element, every head gets between 1 and N.
     `entropy` fp32 [B,H,M] replaces the rows' own (see `row_entropy`). No host synchronisation.
     """
-    launch = _budget_launch(scores.shape, mean, floor, ceiling, sharpness, rows is not None)
+    shape = scores.shape
+    launch = _budget_launch(shape, mean, floor, ceiling, sharpness, rows is not None)
     entropy = row_entropy(scores) if entropy is None else entropy.contiguous()
-    keep = torch.empty(*scores.shape[:2], dtype=torch.int32, device=scores.device)
+    keep = torch.empty(*shape[:2], dtype=torch.int32, device=scores.device)
     launch(entropy, None if rows is None else rows.view(torch.uint8), keep)
     return keep
 

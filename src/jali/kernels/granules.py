@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Kind, Launch, kind, on_device
+from .launch import Kind, Launch, kind
 from .pooling import SECTION_ROWS, Pyramid
 from .score_tiles import cdiv
 
@@ -181,8 +181,7 @@ def pack_granules(
     tensors: list[Tensor] = []
     for ratio in (2, 4, 8):
         tensors += lists[ratio] if ratio in pyramid.starts else (first, ids)
-    with on_device(first.device):
-        call.launch(ends, ids, key_length, *tensors)
+    call.launch(ends, ids, key_length, *tensors)
     return Granules(ends, ids, call.size)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 class Kind(NamedTuple):
@@ -29,9 +29,14 @@ def kind(x: Tensor) -> Kind:
 
 
 class Launch:
-    """A kernel, its grid, the numbers that follow its tensors, and what it is compiled for."""
+    """A kernel, its grid, the numbers that follow its tensors, and what it is compiled for.
 
-    __slots__ = ("kernel", "numbers", "options")
+    It runs on the device of its tensors, whichever device is current. Triton's own way from a call
+    to a compiled kernel looks at every argument and at its settings anew, and takes longer than
+    the launch; what it found for tensors of the same kind is remembered.
+    """
+
+    __slots__ = ("compiled", "fixed", "grid", "kernel", "numbers", "options")
 
     def __init__(
         self,
@@ -41,22 +46,37 @@ class Launch:
         constants: Mapping[str, Any],
     ) -> None:
         self.kernel, self.numbers = kernel, numbers
-        self.options = {"grid": grid, "warmup": False, **constants}
+        self.grid = (*grid, 1, 1)[:3]
+        self.options = {"grid": self.grid, "warmup": False, **constants}
+        # A compiled kernel is called by position: numbers, then the constants in their order.
+        in_order = (constants[name] for name in kernel.arg_names if name in constants)
+        self.fixed = (*numbers, *in_order)
+        self.compiled: dict[Any, Callable[..., None]] = {}
 
     def __call__(self, *tensors: Any) -> None:
-        self.kernel.run(*tensors, *self.numbers, **self.options)  # kernel[grid](…), less one step
+        first = tensors[0]
+        device = (first.base if type(first) is TensorDescriptor else first).get_device()
+        if device >= 0 and device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                return self(*tensors)
+        # All that decides which compiled kernel takes these tensors.
+        marks: list[Any] = [device]
+        for x in tensors:
+            if x is None:
+                marks.append(None)
+            elif type(x) is TensorDescriptor:
+                marks.append(x.base.dtype)
+            else:
+                marks += x.dtype, x.data_ptr() & 15
+        run = self.compiled.get(key := tuple(marks))
+        if run is not None:
+            return run(*tensors, *self.fixed)
+        found = self.kernel.run(*tensors, *self.numbers, **self.options)
+        if found is not None:  # the interpreter has nothing to remember
+            self.compiled[key] = found[self.grid]
+        return None
 
 
 def capability(device: torch.device) -> tuple[int, int]:
     """Of a GPU; where there is none (the interpreter), that of the oldest one we know."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0)
-
-
-_HERE: AbstractContextManager[object] = nullcontext()
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Launch on `device`, whichever device is current; the interpreter has nothing to choose."""
-    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
-        return _HERE
-    return torch.cuda.device(device)

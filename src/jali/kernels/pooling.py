@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Kind, Launch, kind, on_device
+from .launch import Kind, Launch, kind
 from .score_tiles import cdiv, padded_dim
 
 RATIOS = (2, 4, 8)
@@ -246,8 +246,7 @@ def pool_pyramid(
     k_out = torch.empty(*call.shape, dtype=k.dtype, device=k.device)
     v_out = torch.empty(*call.shape, dtype=v.dtype, device=v.device)
     bias = torch.empty(*call.bias, dtype=torch.float32, device=k.device)
-    with on_device(k.device):
-        call.launch(k, v, k_out, v_out, bias, key_length)
+    call.launch(k, v, k_out, v_out, bias, key_length)
     return Pyramid(k_out, v_out, bias, call.starts, call.tokens)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +32,26 @@ class RowView:
         """What a kernel needs to find a head: row_b, row_h, col_h."""
         return self.row_b, self.row_h, self.col_h
 
-    def descriptor(self, x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    def tiles(self, rows: int, columns: int, dtype: torch.dtype) -> Tiles:
         """What reads `rows` x `columns` of the matrix at a time, zeros beyond its edge."""
-        return TensorDescriptor(x, list(self.shape), [self.stride, 1], [rows, columns])
+        example = torch.empty(16, dtype=dtype)
+        shape, strides = list(self.shape), [self.stride, 1]
+        return Tiles(vars(TensorDescriptor(example, shape, strides, [rows, columns])))
+
+
+class Tiles:
+    """A descriptor but for its tensor. Triton has checked it once; that a tensor is aligned is
+    part of its having a view at all."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def of(self, x: Tensor) -> TensorDescriptor:
+        made = TensorDescriptor.__new__(TensorDescriptor)
+        made.__dict__.update(self.facts, base=x)
+        return made
 
 
 def row_view(x: Kind, group: int = 1) -> RowView | None:

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Kind, Launch, kind
-from .row_views import RowView, row_view, use_descriptors
+from .row_views import Tiles, row_view, use_descriptors
 from .score_interleave import interleaved_key, run_sum
 from .score_mass import mass_launch
 from .score_tiles import (
@@ -287,19 +287,16 @@ def antidiagonal_scores(
     `persistent` (with descriptors only): so many programs per multiprocessor take tile after tile;
     0 gives each tile its own. `tile`, `band`, `tma` and `persistent` tune speed only.
     """
-    batch, heads = q.shape[:2]
     call = _prepared(
         kind(q), kind(k), q_block, k_block, scale, stride, key_length is not None, tile, band, tma,
         persistent,
     )  # fmt: skip
-    out = torch.empty(batch, heads, call.m, call.n, dtype=torch.float32, device=q.device)
+    out = torch.empty(*call.shape, dtype=torch.float32, device=q.device)
     lse = torch.empty(*call.scratch, dtype=torch.float32, device=q.device)
     tensors: tuple[Any, ...] = (q, k, key_length)
-    if call.views is not None:
-        q_view, k_view = call.views
-        rows, keys, depth = call.tile
-        tensors = q_view.descriptor(q, rows, depth), k_view.descriptor(k, keys, depth)
-    by_head = out.view(batch * heads, call.m, call.n)
+    if call.tiles is not None:
+        tensors = call.tiles[0].of(q), call.tiles[1].of(k)
+    by_head = out.flatten(0, 1)
     for (start, stop), score, pool in call.parts:
         score(*tensors, lse)
         pool(lse[: stop - start], by_head[start:stop])
@@ -309,11 +306,9 @@ def antidiagonal_scores(
 class _Prepared(NamedTuple):
     """What of a call follows from its shapes. `parts`: heads from, to, and their two launches."""
 
-    m: int
-    n: int
+    shape: tuple[int, int, int, int]
     scratch: tuple[int, int, int]
-    views: tuple[RowView, RowView] | None
-    tile: tuple[int, int, int]
+    tiles: tuple[Tiles, Tiles] | None
     parts: tuple[tuple[tuple[int, int], Launch, Launch], ...]
 
 
@@ -378,6 +373,11 @@ def _prepared(
             score = Launch(_antidiagonal_lse_kernel, grid, numbers, own)
         pool = mass_launch(stop - start, q_groups, m, n, q_block // stride, parts_per_block)
         found.append(((start, stop), score, pool))
-    return _Prepared(
-        m, n, (slots, q_groups, parts), views, (tile.rows, tile.keys, tile.depth), tuple(found)
-    )
+    matrices = None
+    if views is not None:
+        q_view, k_view = views
+        matrices = (
+            q_view.tiles(tile.rows, tile.depth, q.dtype),
+            k_view.tiles(tile.keys, tile.depth, k.dtype),
+        )
+    return _Prepared((batch, heads, m, n), (slots, q_groups, parts), matrices, tuple(found))

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Kind, Launch, kind
-from .row_views import RowView, row_view, use_descriptors
+from .row_views import Tiles, row_view, use_descriptors
 from .score_mass import mass_launch
 from .score_tiles import (
     Tile,
@@ -178,28 +178,20 @@ def sampled_scores(
     for keys to be read through a descriptor where strides allow, or forbids it (None: what is
     faster); it and `tile` tune speed only.
     """
-    batch, heads = q.shape[:2]
     call = _prepared(
-        kind(q),
-        kind(k),
-        q_block,
-        k_block,
-        scale,
-        positions.shape,
-        key_length is not None,
-        tile,
+        kind(q), kind(k), q_block, k_block, scale, positions.shape, key_length is not None, tile,
         tma,
-    )
-    out = torch.empty(batch, heads, call.m, call.n, dtype=torch.float32, device=q.device)
+    )  # fmt: skip
+    out = torch.empty(*call.shape, dtype=torch.float32, device=q.device)
     lse = torch.empty(*call.scratch, dtype=torch.float32, device=q.device)
-    matrix = None if call.view is None else call.view.descriptor(k, call.keys, q.shape[3])
+    matrix = None if call.keys is None else call.keys.of(k)
     flat = positions.contiguous()
     if len(call.parts) == 1:
         score, pool = call.parts[0][1:]
         score(q, k, matrix, flat, key_length, lse)
         pool(lse, out)
         return out
-    by_head = out.view(batch * heads, call.m, call.n)
+    by_head = out.flatten(0, 1)
     for (start, stop), score, pool in call.parts:
         score(q, k, matrix, flat, key_length, lse)
         pool(lse[: stop - start], by_head[start:stop])
@@ -209,11 +201,9 @@ def sampled_scores(
 class _Prepared(NamedTuple):
     """What of a call follows from its shapes. `parts`: heads from, to, and their two launches."""
 
-    m: int
-    n: int
+    shape: tuple[int, int, int, int]
     scratch: tuple[int, int, int]
-    view: RowView | None
-    keys: int
+    keys: Tiles | None
     parts: tuple[tuple[tuple[int, int], Launch, Launch], ...]
 
 
@@ -268,4 +258,5 @@ def _prepared(
         pool = mass_launch(stop - start, rows, m, n, per_block, parts_per_block)
         score = Launch(_sampled_lse_kernel, grid, numbers, constants)
         found.append(((start, stop), score, pool))
-    return _Prepared(m, n, (slots, rows, parts), view, tile.keys, tuple(found))
+    keys = None if view is None else view.tiles(tile.keys, dim, k.dtype)
+    return _Prepared((batch, heads, m, n), (slots, rows, parts), keys, tuple(found))

@@ -221,23 +221,26 @@ def cumulative_ends(
     `crossing` the block that crosses it belongs too, unless not even the best block fits. The first
     end is at least `least`; none exceeds N. `forced` bool/uint8 [M,N] blocks rank first.
     """
-    batch, heads, m, n = scores.shape
-    n_pad = power_of_two(n)
-    count = bounds.shape[0]
-    ends = torch.empty(batch, heads, m, count, dtype=torch.int32, device=scores.device)
-    _cumulative_ends_kernel[(m, batch * heads)](
-        scores.contiguous(),
-        bounds.contiguous(),
-        as_bytes(forced),
-        ends,
-        m,
-        n,
-        least,
-        COUNT=count,
-        N_PAD=n_pad,
-        HAS_FORCED=forced is not None,
-        CROSSING=crossing,
-        EARLY=early_exit,
-        **row_options(n_pad, warps),
-    )
+    shape, count = scores.shape, bounds.shape[0]
+    ends = torch.empty(*shape[:3], count, dtype=torch.int32, device=scores.device)
+    launch = _ends_launch(shape, count, least, forced is not None, crossing, early_exit, warps)
+    launch(scores.contiguous(), bounds.contiguous(), as_bytes(forced), ends)
     return ends
+
+
+@functools.lru_cache(maxsize=256)
+def _ends_launch(
+    shape: tuple[int, ...], count: int, least: int, has_forced: bool, crossing: bool,
+    early_exit: bool, warps: int | None,
+) -> Launch:  # fmt: skip
+    batch, heads, m, n = shape
+    n_pad = power_of_two(n)
+    constants = {
+        "COUNT": count,
+        "N_PAD": n_pad,
+        "HAS_FORCED": has_forced,
+        "CROSSING": crossing,
+        "EARLY": early_exit,
+        **row_options(n_pad, warps),
+    }
+    return Launch(_cumulative_ends_kernel, (m, batch * heads), (m, n, least), constants)

@@ -94,8 +94,9 @@ def select_lists(
         scores.shape, keep.dim(), width, forced is not None, full_rows is not None, warps,
         registers, early_exit,
     )  # fmt: skip
-    counts = torch.empty(*shape[:3], dtype=torch.int32, device=scores.device)
-    indices = torch.empty(*shape, dtype=torch.int32, device=scores.device)
+    device = scores.device
+    counts = torch.empty(*shape[:3], dtype=torch.int32, device=device)
+    indices = torch.empty(*shape, dtype=torch.int32, device=device)
     launch(
         scores.contiguous(), keep.contiguous(), as_bytes(forced), as_bytes(full_rows), counts,
         indices,
