@@ -68,7 +68,7 @@ def blocks_by_entropy(
     scores: Tensor, budget: Budget, sharpness: float = 1.0, rows: Tensor | None = None
 ) -> Tensor:
     """Key blocks for each head, more where attention is spread. [B, H, M, N] -> int [B, H]."""
-    fused = scores.is_cuda and scores.dtype == torch.float32 and scores.shape[1] <= 128
+    fused = scores.dtype == torch.float32 and scores.shape[1] <= 128
     if fused and kernels_run(scores.device):
         return kernels("selection").entropy_budgets(
             scores, budget.mean, budget.least, budget.ceiling, sharpness, rows

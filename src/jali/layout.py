@@ -57,7 +57,7 @@ class Arrangement:
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
-    if x.is_cuda and x.dim() == 4 and kernels_run(x.device):
+    if x.dim() == 4 and kernels_run(index.device):
         return kernels("gather").gather_rows(x, index)
     return x.index_select(2 if x.dim() >= 3 else 1, index)
 

@@ -29,13 +29,11 @@ def wide(x: Tensor) -> Tensor:
 
 def fused(q: Tensor, k: Tensor, scale: float, padding: KeyPadding | None, causal: bool) -> bool:
     """Whether the Triton kernels can do this."""
-    if not q.is_cuda or q.dtype == torch.float64 or causal or scale <= 0:
-        return False
-    if q.stride(-1) != 1 or k.stride(-1) != 1 or not 16 <= q.shape[-1] <= 256:
+    if not kernels_run(q.device) or q.dtype == torch.float64 or causal or scale <= 0:
         return False
     if padding is not None and padding.mask is not None:
         return False
-    return kernels_run(q.device)
+    return q.stride(-1) == 1 == k.stride(-1) and 16 <= q.shape[-1] <= 256
 
 
 def _length(padding: KeyPadding | None) -> Tensor | None:

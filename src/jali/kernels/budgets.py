@@ -56,7 +56,7 @@ def _entropy_launch(shape: tuple[int, ...]) -> Launch:
 @triton.jit(do_not_specialize=["heads", "m", "n", "total", "floor", "ceiling", "sharpness"])
 def _budget_kernel(
     entropy,  # fp32 [B, H, m]
-    rows,  # uint8 [m] or unused
+    rows,  # bool or uint8 [m], or unused
     keep,  # int32 [B, H]
     heads,
     m,
@@ -172,7 +172,7 @@ def entropy_budgets(
     launch = _budget_launch(shape, mean, floor, ceiling, sharpness, rows is not None)
     entropy = row_entropy(scores) if entropy is None else entropy.contiguous()
     keep = torch.empty(*shape[:2], dtype=torch.int32, device=scores.device)
-    launch(entropy, None if rows is None else rows.view(torch.uint8), keep)
+    launch(entropy, None if rows is None else rows.contiguous(), keep)
     return keep
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .launch import Launch
 from .score_tiles import power_of_two
-from .select_lists import as_bytes, row_options
+from .select_lists import row_options
 from .select_rank import HIGHEST, cut_of, kth_key, midpoint, ordered_keys, running_counts
 
 
@@ -103,7 +103,8 @@ def select_levels(
     )  # fmt: skip
     levels = torch.empty(*scores.shape, dtype=torch.uint8, device=scores.device)
     launch(
-        scores.contiguous(), ends.contiguous(), as_bytes(forced), as_bytes(full_rows),
+        scores.contiguous(), ends.contiguous(), None if forced is None else forced.contiguous(),
+        None if full_rows is None else full_rows.contiguous(),
         None if cap is None else cap.contiguous(), levels,
     )  # fmt: skip
     return levels
@@ -224,7 +225,8 @@ def cumulative_ends(
     shape, count = scores.shape, bounds.shape[0]
     ends = torch.empty(*shape[:3], count, dtype=torch.int32, device=scores.device)
     launch = _ends_launch(shape, count, least, forced is not None, crossing, early_exit, warps)
-    launch(scores.contiguous(), bounds.contiguous(), as_bytes(forced), ends)
+    flags = None if forced is None else forced.contiguous()
+    launch(scores.contiguous(), bounds.contiguous(), flags, ends)
     return ends
 
 

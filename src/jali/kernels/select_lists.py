@@ -98,8 +98,8 @@ def select_lists(
     counts = torch.empty(*shape[:3], dtype=torch.int32, device=device)
     indices = torch.empty(*shape, dtype=torch.int32, device=device)
     launch(
-        scores.contiguous(), keep.contiguous(), as_bytes(forced), as_bytes(full_rows), counts,
-        indices,
+        scores.contiguous(), keep.contiguous(), None if forced is None else forced.contiguous(),
+        None if full_rows is None else full_rows.contiguous(), counts, indices,
     )  # fmt: skip
     return counts, indices
 
@@ -187,14 +187,6 @@ def _levels_launch(shape: tuple[int, ...], ratios: tuple[int, ...], warps: int |
 def levels_to_lists(levels: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
     """The blocks read at one ratio: see `level_lists`."""
     return level_lists(levels, (ratio,))[ratio]
-
-
-def as_bytes(flags: Tensor | None) -> Tensor | None:
-    """Flags as contiguous uint8 without a copy where they already are bytes."""
-    if flags is None:
-        return None
-    flags = flags.contiguous()
-    return flags.view(torch.uint8) if flags.dtype == torch.bool else flags
 
 
 def row_options(n_pad: int, warps: int | None, registers: int | None = None) -> dict[str, int]:
