@@ -226,12 +226,15 @@ def wan_table() -> str | None:
         f"{result['dtype']}, {machine['date']}. Stock diffusers classes at their real sizes with "
         f"random weights and compiled blocks, planning included, every layer but 0 sparse; "
         f"medians. *Dense* is the same model with FlashAttention-4 in every layer, *stock* the "
-        f"model without jali (diffusers' default attention).",
+        f"model without jali (diffusers' default attention). Errors are those of layer 1's "
+        f"attention against fp32: the kernel's over the same plan, and the whole one against "
+        f"dense attention, which random weights make large.",
         "",
-        "| what | tokens | method | cost | stock ms | dense ms | ms | over dense | over stock |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
+        "| what | tokens | method | cost | stock ms | dense ms | ms | over dense | over stock "
+        "| kernel error | error |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    rows = [r for r in result["rows"] if r["part"] in ("forward", "schedule", "full depth")]
+    rows = [r for r in result["rows"] if r["part"] in ("forward", "schedule")]
     sizes = [row["tokens"] for row in rows if row["model"].startswith("wan")]
     by_size = {tokens: place for place, tokens in enumerate(sorted(set(sizes)))}
     rows.sort(
@@ -285,16 +288,37 @@ def _wan_row(row: dict[str, Any]) -> str:
     what, stock = row["model"], row.get("stock_ms")
     if row["part"] == "schedule":
         what += f", {row['steps']} steps, the first {row['dense_steps']} dense"
-    elif row["part"] == "full depth":
-        what += f", {row['layers']} layers: extrapolated"
-    elif "layers" in row:
-        what += f", {row['layers']} of {row['layers_of_the_model']} layers"
     over_stock = "–" if stock is None else f"{stock / row['ms']:.2f}×"
     return (
         f"| {what} | {row['tokens']:,} | {row['method']} | {_or_dash(row.get('cost'), '.3f')} "
         f"| {_or_dash(stock, ',.0f')} | {row['dense_ms']:,.0f} | {row['ms']:,.0f} "
-        f"| **{row['speedup']:.2f}×** | {over_stock} |"
+        f"| **{row['speedup']:.2f}×** | {over_stock} | {_or_dash(row.get('kernel_error'), '.1e')} "
+        f"| {_or_dash(row.get('error'), '.3f')} |"
     )
+
+
+def host_table() -> str | None:
+    """What a sparse call costs the host."""
+    result = _newest("wan-*.json")
+    rows = [] if result is None else [r for r in result["rows"] if r["part"] == "host"]
+    if result is None or not rows:
+        return None
+    lines = [
+        f"The host of the same machine, µs per attention call in the middle of a transformer call "
+        f"({rows[0]['tokens']:,} tokens, so that the GPU never is what is waited for), medians. "
+        f"*Own* is jali's Python; allocations and views are PyTorch's; launches are Triton's, "
+        f"FlashAttention-4's and those of two sums.",
+        "",
+        "| method | own | allocations and views | launches | whole call |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['method']} | **{row['own_us']:.0f}** | {row['host_us'] - row['own_us']:.0f} "
+        f"({row['allocations']} and {row['views']}) | {row['launching_us']:.0f} "
+        f"| {row['total_us']:.0f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
 
 
 def book_table() -> str | None:
@@ -439,6 +463,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "kernel-methods": kernel_methods_table,
     "kernel-rows": kernel_rows_table,
     "wan": wan_table,
+    "host": host_table,
     "first": first_table,
     "cpu": cpu_table,
     "cpu-memory": cpu_memory_table,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,19 +33,20 @@ class RowView:
 
     def tiles(self, rows: int, columns: int, dtype: torch.dtype) -> Tiles:
         """What reads `rows` x `columns` of the matrix at a time, zeros beyond its edge."""
-        example = torch.empty(16, dtype=dtype)
-        shape, strides = list(self.shape), [self.stride, 1]
-        return Tiles(vars(TensorDescriptor(example, shape, strides, [rows, columns])))
+        return Tiles(self.shape, self.stride, (rows, columns), dtype)
 
 
 class Tiles:
-    """A descriptor but for its tensor. Triton has checked it once; that a tensor is aligned is
-    part of its having a view at all."""
+    """A matrix read a tile at a time: a descriptor but for its tensor. Triton checks it once; that
+    tensors are aligned is part of their having a view at all."""
 
     __slots__ = ("facts",)
 
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
+    def __init__(
+        self, shape: tuple[int, int], stride: int, tile: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        example = torch.empty(16, dtype=dtype)
+        self.facts = vars(TensorDescriptor(example, list(shape), [stride, 1], list(tile)))
 
     def of(self, x: Tensor) -> TensorDescriptor:
         made = TensorDescriptor.__new__(TensorDescriptor)

@@ -15,10 +15,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .launch import Kind, Launch, kind
-from .row_views import use_descriptors
+from .row_views import Tiles, use_descriptors
 from .score_interleave import interleaved_column, run_max
 from .score_tiles import (
     Tile,
@@ -249,23 +248,20 @@ def sampled_peak_scores(
     No host synchronisation. `tma` asks for the gathered keys to be read through a descriptor, or
     forbids it (None: what is faster); it and `tile` tune speed only.
     """
-    batch, heads = q.shape[:2]
     call = _prepared(
         kind(q), kind(k), q_block, k_block, scale, q_positions.shape, k_positions.shape,
         key_length is not None, normalised, tile, tma,
     )  # fmt: skip
     device = q.device
-    out = torch.empty(batch, heads, call.m, call.n, dtype=torch.float32, device=device)
+    out = torch.empty(*call.shape, dtype=torch.float32, device=device)
     packed = torch.empty(*call.packed, dtype=k.dtype, device=device)
     bias = torch.empty(*call.packed[:2], dtype=torch.float32, device=device)
-    has_sample = torch.empty(call.packed[0], call.n, dtype=torch.int32, device=device)
+    has_sample = torch.empty(call.packed[0], call.shape[3], dtype=torch.int32, device=device)
     peaks = torch.empty(*call.peaks, dtype=torch.float32, device=device)
     sums = torch.empty(*call.sums, dtype=torch.float32, device=device) if normalised else bias
     q_positions, k_positions = q_positions.contiguous(), k_positions.contiguous()
-    matrix = None
-    if call.matrix is not None:
-        matrix = TensorDescriptor(packed, list(call.matrix), [call.matrix[1], 1], list(call.box))
-    by_head = out if len(call.parts) == 1 else out.view(batch * heads, call.m, call.n)
+    matrix = None if call.matrix is None else call.matrix.of(packed)
+    by_head = out if len(call.parts) == 1 else out.flatten(0, 1)
     for (start, stop), gather, find, pool in call.parts:
         gather(k, k_positions, key_length, packed, bias, has_sample)
         find(q, q_positions, packed, matrix, bias, peaks, sums)
@@ -276,13 +272,11 @@ def sampled_peak_scores(
 class _Prepared(NamedTuple):
     """What of a call follows from its shapes. `parts`: heads from, to, and their launches."""
 
-    m: int
-    n: int
+    shape: tuple[int, int, int, int]
     packed: tuple[int, int, int]
     peaks: tuple[int, int, int]
     sums: tuple[int, int, int]
-    matrix: tuple[int, int] | None
-    box: tuple[int, int]
+    matrix: Tiles | None
     parts: tuple[tuple[tuple[int, int], Launch, Launch, Launch], ...]
 
 
@@ -365,13 +359,14 @@ def _prepared(
         numbers = (rows, parts, tiles, m, n, scale_log2)
         pool = Launch(_pool_peaks_kernel, (m, size), numbers, to_pool)
         found.append(((start, stop), gather, find, pool))
+    matrix = None
+    if tma:
+        matrix = Tiles((slots * columns, d_pad), d_pad, (tile.keys, d_pad), k.dtype)
     return _Prepared(
-        m,
-        n,
+        (batch, heads, m, n),
         (slots, columns, d_pad),
         (slots, rows, parts),
         (slots, rows, tiles),
-        (slots * columns, d_pad) if tma else None,
-        (tile.keys, d_pad),
+        matrix,
         tuple(found),
     )
