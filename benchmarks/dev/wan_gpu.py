@@ -17,6 +17,7 @@ method's quality is nothing; they say that the right thing was computed.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import sys
@@ -114,36 +115,54 @@ class Subject:
         return out
 
 
-def wan_model(bench: Bench) -> nn.Module:
+WANS: dict[str, dict[str, Any]] = {
+    "1.3b": {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960},
+    "ti2v-5b": {"num_attention_heads": 24, "num_layers": 30, "ffn_dim": 14336,
+                "in_channels": 48, "out_channels": 48},
+    "i2v-14b": {"num_attention_heads": 40, "num_layers": 40, "ffn_dim": 13824,
+                "in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120},
+}  # fmt: skip
+
+
+def wan_model(bench: Bench, name: str = "1.3b") -> nn.Module:
     from diffusers import WanTransformer3DModel
 
-    size = {"num_attention_heads": 2, "attention_head_dim": 32, "num_layers": 3, "ffn_dim": 64,
-            "text_dim": 32, "freq_dim": 32} if bench.toy else {
-            "num_attention_heads": 12, "attention_head_dim": 128, "num_layers": 30,
-            "ffn_dim": 8960, "text_dim": 4096, "freq_dim": 256}  # fmt: skip
+    size = {"in_channels": 16, "out_channels": 16, "attention_head_dim": 128, "text_dim": 4096,
+            "freq_dim": 256, **WANS[name]}  # fmt: skip
+    if bench.toy:
+        size |= {"num_attention_heads": 2, "attention_head_dim": 32, "num_layers": 3, "ffn_dim": 64,
+                 "text_dim": 32, "freq_dim": 32}  # fmt: skip
+        if "image_dim" in size:
+            size |= {"image_dim": 24, "added_kv_proj_dim": 64}
     return built(
         bench,
         lambda: WanTransformer3DModel(
-            patch_size=(1, 2, 2), in_channels=16, out_channels=16, cross_attn_norm=True,
-            qk_norm="rms_norm_across_heads", **size,
+            patch_size=(1, 2, 2), cross_attn_norm=True, qk_norm="rms_norm_across_heads", **size
         ),
-    )  # fmt: skip
+    )
 
 
 def wan(bench: Bench, model: nn.Module, label: str, frames: int, high: int, wide: int) -> Subject:
     """Sizes are those of the token grid."""
     if bench.toy:
         frames, high, wide = min(frames, 3), high // 3, wide // 3
-    latents = noise(bench, 1, 16, frames, 2 * high, 2 * wide)
-    text = noise(bench, 1, 16 if bench.toy else 512, model.config.text_dim)
+    config, tokens = model.config, frames * high * wide
+    latents = noise(bench, 1, config.in_channels, frames, 2 * high, 2 * wide)
+    text = noise(bench, 1, 16 if bench.toy else 512, config.text_dim)
+    more: dict[str, Any] = {}
+    if config.image_dim is not None:
+        more["encoder_hidden_states_image"] = noise(bench, 1, 257, config.image_dim)
 
     def inputs(timestep: float) -> dict[str, Any]:
+        time = torch.tensor([timestep], device=bench.device)
+        if config.in_channels == 48:  # text and image: each token has a time, the image's is 0
+            time = time.expand(1, tokens).clone()
+            time[:, : high * wide] = 0
         return {
-            "hidden_states": latents, "encoder_hidden_states": text,
-            "timestep": torch.tensor([timestep], device=bench.device),
+            "hidden_states": latents, "encoder_hidden_states": text, "timestep": time, **more
         }  # fmt: skip
 
-    return Subject(label, model, inputs, frames * high * wide)
+    return Subject(label, model, inputs, tokens)
 
 
 def hunyuan(bench: Bench, parts: int) -> Subject:
@@ -176,23 +195,27 @@ def hunyuan(bench: Bench, parts: int) -> Subject:
     return Subject("hunyuan-544p", model, inputs, frames * high * wide + 256)
 
 
-def cogvideox(bench: Bench, layers: int) -> Subject:
-    """480×720×49, both branches of the guidance in one batch."""
+def cogvideox(bench: Bench, newer: bool = False) -> Subject:
+    """480×720×49, or 768×1360×81 of version 1.5; both branches of the guidance in one batch."""
     from diffusers import CogVideoXTransformer3DModel
     from diffusers.models.embeddings import get_3d_rotary_pos_embed
 
     size = {"num_attention_heads": 2, "attention_head_dim": 16, "text_embed_dim": 32,
-            "time_embed_dim": 2, "max_text_seq_length": 16} if bench.toy else {
+            "time_embed_dim": 2, "max_text_seq_length": 16, "num_layers": 4} if bench.toy else {
             "num_attention_heads": 48, "attention_head_dim": 64, "time_embed_dim": 512,
-            "text_embed_dim": 4096, "max_text_seq_length": 226}  # fmt: skip
+            "text_embed_dim": 4096, "max_text_seq_length": 226, "num_layers": 42}  # fmt: skip
+    if newer:
+        size |= {"patch_size_t": 2, "patch_bias": False}
     model = built(
         bench, lambda: CogVideoXTransformer3DModel(
-            num_layers=layers, sample_width=90, sample_height=60, sample_frames=49,
+            sample_width=90, sample_height=60, sample_frames=49,
             use_rotary_positional_embeddings=True, **size,
         ), blocks=True,
     )  # fmt: skip
-    frames, high, wide = (3, 12, 16) if bench.toy else (13, 30, 45)
-    latents = noise(bench, 2, frames, 16, 2 * high, 2 * wide)
+    frames, high, wide = (11, 48, 85) if newer else (13, 30, 45)
+    if bench.toy:
+        frames, high, wide = 3, 12, 16
+    latents = noise(bench, 2, frames * (2 if newer else 1), 16, 2 * high, 2 * wide)
     text = noise(bench, 2, model.config.max_text_seq_length, model.config.text_embed_dim)
     turns = get_3d_rotary_pos_embed(
         model.config.attention_head_dim, ((0, 0), (high, wide)), (high, wide), frames,
@@ -205,7 +228,8 @@ def cogvideox(bench: Bench, layers: int) -> Subject:
             "timestep": torch.full((2,), int(timestep), device=bench.device),
         }  # fmt: skip
 
-    return Subject("cogvideox-5b", model, inputs, frames * high * wide + text.shape[1])
+    label = "cogvideox1.5-5b" if newer else "cogvideox-5b"
+    return Subject(label, model, inputs, frames * high * wide + text.shape[1])
 
 
 def built(bench: Bench, make: Callable[[], Any], blocks: bool = False) -> Any:
@@ -314,7 +338,7 @@ def compare(
                 speedup=median["dense"] / median[name], stock_ms=median.get("stock"),
                 times=[round(t, 3) for t in times[name]],
                 dense_times=[round(t, 3) for t in times["dense"]],
-                dense_kernel_error=found["dense"]["kernel_error"], **found[name], **more,
+                dense_error=found["dense"]["error"], **found[name], **more,
             )  # fmt: skip
 
 
@@ -384,6 +408,9 @@ SWEEP = (("wan-320p", 21, 20, 36), ("wan-400p", 21, 25, 44), P480, ("wan-600p", 
 
 def entropy(mean: float) -> Method:
     return Entropy(Budget(mean))
+
+
+HALF: dict[str, Method] = {"entropy 0.5": entropy(0.5)}
 
 
 def part_480p(bench: Bench) -> None:
@@ -469,16 +496,29 @@ def part_sweep(bench: Bench) -> None:
             compare(bench, subject, {"entropy 0.5": entropy(0.5)}, stock=False)
 
 
+def part_ti2v(bench: Bench) -> None:
+    """Wan 2.2 TI2V 5B at 704×1280×121, a picture given."""
+    subject = wan(bench, wan_model(bench, "ti2v-5b"), "wan2.2-ti2v-5b", 31, 22, 40)
+    compare(bench, subject, HALF)
+
+
+def part_i2v(bench: Bench) -> None:
+    """Wan 2.1 I2V 14B at 480×832×81."""
+    subject = wan(bench, wan_model(bench, "i2v-14b"), "wan-i2v-14b", 21, 30, 52)
+    compare(bench, subject, HALF, stock=False)
+
+
 def part_hunyuan(bench: Bench) -> None:
-    """All 60 blocks: 12.8 billion weights."""
-    subject = hunyuan(bench, 2 if bench.toy else 20)
-    compare(bench, subject, {"entropy 0.5": entropy(0.5), "entropy 0.3": entropy(0.3)})
+    """All 60 blocks."""
+    compare(bench, hunyuan(bench, 2 if bench.toy else 20), HALF, stock=False)
 
 
 def part_cogvideox(bench: Bench) -> None:
-    """All 42 blocks."""
-    subject = cogvideox(bench, 4 if bench.toy else 42)
-    compare(bench, subject, {"entropy 0.5": entropy(0.5), "entropy 0.3": entropy(0.3)})
+    compare(bench, cogvideox(bench), HALF)
+
+
+def part_newer_cogvideox(bench: Bench) -> None:
+    compare(bench, cogvideox(bench, newer=True), HALF, stock=False)
 
 
 def part_host(bench: Bench) -> None:
@@ -562,9 +602,13 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "schedule": part_schedule,
     "host": part_host,
     "sweep": part_sweep,
-    "hunyuan": part_hunyuan,
+    "ti2v": part_ti2v,
     "cogvideox": part_cogvideox,
+    "hunyuan": part_hunyuan,
+    "i2v": part_i2v,
+    "cogvideox1.5": part_newer_cogvideox,
 }
+ALONE = ("ti2v", "cogvideox", "hunyuan", "i2v", "cogvideox1.5")  # they need the memory
 
 
 def main() -> None:
@@ -590,8 +634,10 @@ def main() -> None:
             bench.add(part="skipped", model=name)
             continue
         bench.say(f"--- {name}")
-        if name in ("hunyuan", "cogvideox"):
+        if name in ALONE:
             _models.clear()
+            torch._dynamo.reset()
+            gc.collect()
             if not bench.toy:
                 torch.cuda.empty_cache()
         try:
