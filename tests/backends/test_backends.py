@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 
+import jali.backends as backends
 import jali.backends.torch as torch_backend
 from jali import BlockPlan, Blocks, Budget, Entropy, Psa, TokenGrid, attend, block_layout
 from jali.backends import BACKENDS, Reference, Task, Torch, choose, why_not
@@ -31,15 +32,26 @@ def test_two_backends_run_anything() -> None:
 
 
 def test_auto_takes_the_fastest_that_can_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    import jali.backends
-
-    jali.backends._said.clear()
+    backends._said.clear()
     with caplog.at_level(logging.INFO, logger="jali"):
         for _ in range(3):
             assert choose("auto", task()).name == "torch"
     lines = [r.getMessage() for r in caplog.records if "torch" in r.getMessage()]
     assert len(lines) == 1
     assert "CUDA" in lines[0], "it says why not the faster ones"
+
+
+def test_a_gpu_without_a_fast_kernel_is_said_aloud(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        backends, "_reasons", lambda name, _: () if name == "torch" else ("has no kernel here",)
+    )
+    on_gpu = task(device=torch.device("cuda", 7))
+    assert choose("auto", on_gpu).name == "torch"
+    backends._fastest.cache_clear()
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "slower than dense" in caplog.text
 
 
 def test_every_reason_is_a_sentence_and_tolerances_are_stated() -> None:
@@ -53,8 +65,7 @@ def test_every_reason_is_a_sentence_and_tolerances_are_stated() -> None:
 
 @pytest.mark.parametrize("scratch", [1, 5_000, 10**9])
 def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("SCRATCH_BYTES", "SCRATCH_BESIDE_COPIES", "SCRATCH_OF_SEVERAL_LEVELS"):
-        monkeypatch.setattr(torch_backend, limit, scratch)
+    monkeypatch.setattr(torch_backend, "_limits", lambda *_: (scratch, scratch))
     q, k, v = tensors(300, B=2, H=4, kv=2)
     for method in (Psa(q_block=32, k_block=16), Entropy(Budget(0.4), q_block=32, k_block=16)):
         small = attend(q, k, v, method=method, backend="torch")

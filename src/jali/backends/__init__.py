@@ -66,7 +66,14 @@ def _fastest(task: Task) -> Backend:
             said = f"{'; '.join(passed)}" if passed else ""
             if passed and (backend.name, said) not in _said:
                 _said.add((backend.name, said))
-                log.info("attention backend: %s (not %s)", backend.name, said)
+                slow = task.device.type != "cpu" and backend.name in ("torch", "reference")
+                log.log(
+                    logging.WARNING if slow else logging.INFO,
+                    "attention backend: %s%s (not %s)",
+                    backend.name,
+                    ", which is slower than dense attention on a GPU" if slow else "",
+                    said,
+                )
             return backend
         passed.append(f"{backend.name}: {', '.join(reasons)}")
     raise RuntimeError("the reference backend runs everything")  # pragma: no cover

@@ -2,6 +2,9 @@
 
 Query blocks that read about as much are stacked; the key blocks they read are gathered next to
 each other, so that two ordinary batched products do the attention. Scratch stays bounded.
+
+Logits are held as [keys, rows], and values get a column of ones: so both products run as fast as
+they can, and the second one also yields the sums of the exponentials.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,9 +30,13 @@ from jali.plan import BlockPlan
 # Longer chunks waste less between products. Just below 32 MB, above which the C library gives
 # memory back at once and every call pays for its pages again; less where rearranged copies of q, k
 # and v take memory already. Rows of several levels differ in length: short chunks fill up less.
-SCRATCH_BYTES = 30 * 2**20
-SCRATCH_BESIDE_COPIES = 12 * 2**20
-SCRATCH_OF_SEVERAL_LEVELS = 4 * 2**20
+SCRATCH_BYTES = 31 * 2**20
+SCRATCH_BESIDE_COPIES = 9 * 2**20
+SCRATCH_OF_SEVERAL_LEVELS = 3 * 2**20
+# Values with their ones, and pooled keys and values, are copies: of so many heads at a time.
+COPIED_BYTES = 3 * 2**20
+# Elsewhere (a GPU without Triton) few long chunks count, not the cache: so many times q in fp32.
+SCRATCH_ON_DEVICE, COPIED_ON_DEVICE = 2, 1
 
 
 class Torch(Backend):
@@ -50,57 +57,65 @@ class Torch(Backend):
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
         padding: KeyPadding | None = None, spare: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        B, H, Sq, _ = q.shape
-        if len(plan.ratios) > 1 and k.shape[1] > 1:
-            return self._head_by_head(q, k, v, plan, scale, padding, spare)
-        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        levels = [_Level.of(k, v, ratio, plan, padding) for ratio in plan.ratios]
-        out = torch.empty_like(q) if spare is None else spare
-        lse = torch.empty(B, H, Sq, dtype=torch.float32, device=q.device)
-        limit = SCRATCH_BYTES if spare is None else SCRATCH_BESIDE_COPIES
-        if len(levels) > 1:
-            limit = SCRATCH_OF_SEVERAL_LEVELS
-        scratch = _Scratch(limit, dtype, q.device)
-        block, calm = plan.blocks.q, True
-        for rows in _chunks(levels, (B, H, plan.layout.M), block, scratch.size):
-            scratch.clear()
-            read = _read(levels, rows, k.shape[2], k.shape[1], H, scratch)
-            # Chunks never mix the short last block with others, so all rows are of one length.
-            length = min(block, Sq - int(rows.m[0]) * block)
-            # Dense rows of a long sequence are cut once more, to keep their logits small.
-            step = max(1, scratch.room // (len(rows.m) * read.keys.shape[1]))
-            for start in range(0, length, step):
-                size = min(step, length - start)
-                queries = _cut(q, block, start, size)[rows.place].to(dtype)
-                ahead = None
-                if plan.causal:
-                    assert plan.layout.offset is not None
-                    query = torch.from_numpy(rows.m).to(q.device)[:, None] * block + start
-                    query = query + torch.arange(size, device=q.device) + plan.layout.offset
-                    ahead = read.last()[:, None] > query[..., None]
-                logits = scratch.take(len(rows.m), size, read.keys.shape[1])
-                part, sums, calm = _attend(queries, read, scale, ahead, logits, calm)
-                _cut(out, block, start, size)[rows.place] = part.to(out.dtype)
-                _cut(lse, block, start, size)[rows.place] = sums.to(lse.dtype)
-                scratch.give(logits)
-        return out, lse
-
-    def _head_by_head(
-        self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None, spare: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Pooled keys and values of all heads at once would take as much memory as q twice."""
+        limit, at_most = _limits(q, plan, spare)
+        scratch = _Scratch(limit, torch.promote_types(q.dtype, torch.float32), q.device)
         out = torch.empty_like(q) if spare is None else spare
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        group = q.shape[1] // k.shape[1]
-        for h in range(k.shape[1]):
-            some = slice(h * group, (h + 1) * group)
-            levels = plan.levels if plan.levels.shape[1] == 1 else plan.levels[:, some]
-            part = BlockPlan(plan.layout, plan.ratios, map=levels, causal=plan.causal)
-            _, lse[:, some] = self.attend(
-                q[:, some], k[:, h : h + 1], v[:, h : h + 1], part, scale, padding, out[:, some]
-            )
+        each = q.shape[1] // k.shape[1]
+        copied = k[:, 0].numel() * scratch.memory.itemsize  # of one head
+        at_once = max(1, at_most // copied)
+        calm = q.device.type == "cpu"  # asked after every chunk, and asking a GPU means waiting
+        for kv in range(0, k.shape[1], at_once):
+            some, heads = slice(kv, kv + at_once), slice(kv * each, (kv + at_once) * each)
+            calm = _attend_heads(
+                q[:, heads], k[:, some], v[:, some], plan, heads, scale, padding, scratch,
+                out[:, heads], lse[:, heads], calm,
+            )  # fmt: skip
         return out, lse
+
+
+def _limits(q: Tensor, plan: BlockPlan, spare: Tensor | None) -> tuple[int, int]:
+    """Bytes of scratch, and of what is copied at a time."""
+    limit = SCRATCH_BYTES if spare is None else SCRATCH_BESIDE_COPIES
+    if len(plan.ratios) > 1:
+        limit = SCRATCH_OF_SEVERAL_LEVELS
+    if q.device.type == "cpu":
+        return limit, COPIED_BYTES
+    size = 4 * q.numel()
+    return max(limit, SCRATCH_ON_DEVICE * size), max(COPIED_BYTES, COPIED_ON_DEVICE * size)
+
+
+def _attend_heads(
+    q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, heads: slice, scale: float,
+    padding: KeyPadding | None, scratch: _Scratch, out: Tensor, lse: Tensor, calm: bool,
+) -> bool:  # fmt: skip
+    """Attention of those `heads` of the plan, written into `out` and `lse`; whether the rest of
+    the call is `calm` is the result."""
+    levels = [_Level.of(k, v, ratio, plan, heads, padding) for ratio in plan.ratios]
+    B, H, Sq, _ = q.shape
+    block = plan.blocks.q
+    for rows in _chunks(levels, (B, H, plan.layout.M), Sq % block > 0, block, scratch.size):
+        scratch.clear()
+        read = _read(levels, rows, block, plan.layout.k.tokens, H, scratch)
+        # Chunks never mix a short last block with others, so all rows are of one length.
+        length = min(block, Sq - int(rows.m[0]) * block)
+        # Dense rows of a long sequence are cut once more, to keep their logits small.
+        step = max(1, scratch.room // (len(rows.m) * read.keys.shape[1]))
+        for start in range(0, length, step):
+            size = min(step, length - start)
+            queries = _cut(q, block, start, size)[rows.place].to(scratch.memory.dtype)
+            ahead = None
+            if plan.causal:
+                assert plan.layout.offset is not None
+                query = torch.from_numpy(rows.m).to(q.device)[:, None] * block + start
+                query = query + torch.arange(size, device=q.device) + plan.layout.offset
+                ahead = read.last()[..., None] > query[:, None]
+            logits = scratch.take(len(rows.m), read.keys.shape[1], size)
+            part, sums, calm = _attend(queries, read, scale, ahead, logits, calm)
+            _cut(out, block, start, size)[rows.place] = part.to(out.dtype)
+            _cut(lse, block, start, size)[rows.place] = sums.to(lse.dtype)
+            scratch.give(logits)
+    return calm
 
 
 def _cut(x: Tensor, block: int, start: int, size: int) -> Tensor:
@@ -115,27 +130,36 @@ def _attend(
     """Two batched products, with the softmax in place of the logits. [R, L, D] and [R, L].
 
     While a call is `calm`, the two passes that find and subtract each row's largest logit are left
-    out; the sums tell whether that was right. If not, the chunk is done again, and whether the
-    rest of the call is calm is the last of the three results.
+    out; a sample of the logits and the sums tell whether that is right. If the sums say no, the
+    chunk is done again. Whether the rest of the call is calm is the last of the three results.
     """
-    keys = read.keys.transpose(1, 2)
     while True:
-        torch.baddbmm(logits, queries, keys, beta=0, alpha=scale, out=logits)
+        if read.shared:
+            read.bring("keys")
+        torch.baddbmm(logits, read.keys, queries.mT, beta=0, alpha=scale, out=logits)
+        if calm and float(logits[:, ::64].amin()) < -80:
+            calm = False  # denormal weights make exponentials and products many times slower
         if read.bias is not None:
-            logits += read.bias[:, None]
+            logits += read.bias[..., None]
         if ahead is not None:
             logits.masked_fill_(ahead, -torch.inf)
         top: Tensor | float = 0.0
         if not calm:
-            top = logits.amax(-1, keepdim=True)
+            top = logits.amax(1, keepdim=True)
             top = torch.where(top == -torch.inf, 0, top)  # a row that reads no real key
             logits.sub_(top)
-        total = logits.exp_().sum(-1, keepdim=True)
+            if read.bias is None and ahead is None:  # nothing that has to stay −inf
+                logits.clamp_min_(-60)  # as good as nothing, but not denormal
+        logits.exp_()
+        if read.shared:
+            read.bring("values")
+        weighed = torch.bmm(read.values.mT, logits)
+        out, total = weighed[:, :-1], weighed[:, -1:]
         if not calm or _in_range(total):
             break
         calm = False
-    out = torch.bmm(logits, read.values).div_(total.clamp_min(torch.finfo(total.dtype).tiny))
-    return out, (total.log() + top).squeeze(-1), calm
+    out.div_(total.clamp_min(torch.finfo(total.dtype).tiny))
+    return out.mT, (total.log() + top).squeeze(1), calm
 
 
 def _in_range(total: Tensor) -> bool:
@@ -177,19 +201,37 @@ class _Scratch:
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """What a chunk of R rows reads, side by side: keys and values [R, n, D], and the bias of each
-    key [R, n] (None where all are 0)."""
+    """What a chunk of R rows reads, side by side: keys [R, n, D], values with their ones
+    [R, n, D + 1], and the bias of each key [R, n] (None where all are 0).
+
+    Where one memory is `shared` by keys and values, each is brought there when it is needed.
+    """
 
     keys: Tensor
     values: Tensor
+    shared: bool
     bias: Tensor | None
-    chosen: tuple[tuple[_Level, Tensor], ...]
+    chosen: tuple[_Chosen, ...]
     tokens: int
+
+    def bring(self, side: Literal["keys", "values"]) -> None:
+        """Gather the blocks of one side, level after level."""
+        into: Tensor = getattr(self, side)
+        start = 0
+        for level, blocks, numbers in self.chosen:
+            source: Tensor = getattr(level, side)
+            if len(self.chosen) == 1 and source.dtype == into.dtype:
+                torch.index_select(source, 0, numbers, out=into.view(-1, *source.shape[1:]))
+                return
+            size = blocks.shape[1] * level.rows
+            found = source.index_select(0, numbers).view(len(into), size, source.shape[-1])
+            into[:, start : start + size] = found
+            start += size
 
     def last(self) -> Tensor:
         """The place of each key's last token [R, n]; the last group ends with the last key."""
         places = []
-        for level, blocks in self.chosen:
+        for level, blocks, _ in self.chosen:
             row = torch.arange(level.rows, device=blocks.device)
             group = blocks[..., None] * level.rows + row
             places.append(((group + 1) * level.ratio).clamp_max(self.tokens).flatten(1) - 1)
@@ -201,31 +243,35 @@ class _Level:
     """The keys and values of one ratio, cut into blocks that can be picked by number."""
 
     keys: Tensor  # [B·Hkv·N, rows, D]
-    values: Tensor
+    values: Tensor  # [B·Hkv·N, rows, D + 1], the last of them 1
     log_count: Tensor | None  # [B|1, N, rows]; None where every key counts once
     counts: Index  # [B|1, H|1, M], on the host
     indices: Tensor  # [B|1 · H|1 · M, W]
+    kv_heads: int
     blocks: int
     ratio: int
 
     @classmethod
     def of(
-        cls, k: Tensor, v: Tensor, ratio: int, plan: BlockPlan, padding: KeyPadding | None
-    ) -> _Level:
+        cls, k: Tensor, v: Tensor, ratio: int, plan: BlockPlan, heads: slice,
+        padding: KeyPadding | None,
+    ) -> _Level:  # fmt: skip
         N, rows = plan.layout.N, plan.blocks.k // ratio
         keys, values, log_count = pool(k, v, ratio, padding)
         missing = N * rows - keys.shape[2]
         # Several levels share one bias; a plan of one level may do without.
         plain = plan.ratios == (1,) and padding is None and not missing
-        keys, values = (
-            (F.pad(x, (0, 0, 0, missing)) if missing else x).reshape(-1, rows, x.shape[-1])
-            for x in (keys, values)
-        )
+        keys = F.pad(keys, (0, 0, 0, missing)) if missing else keys
+        keys = keys.reshape(-1, rows, keys.shape[-1])
+        values = F.pad(values, (0, 1, 0, missing), value=1.0).view(-1, rows, values.shape[-1] + 1)
         log_count = F.pad(log_count, (0, missing), value=-torch.inf).unflatten(1, (N, rows))
         listed = plan.lists[ratio]
         bias = None if plain else log_count
-        counts = listed.counts.cpu().numpy()
-        return cls(keys, values, bias, counts, listed.indices.flatten(0, 2), N, ratio)
+        counts, indices = (
+            x if x.shape[1] == 1 else x[:, heads] for x in (listed.counts, listed.indices)
+        )
+        indices = indices.flatten(0, 2)
+        return cls(keys, values, bias, counts.cpu().numpy(), indices, k.shape[1], N, ratio)
 
     @property
     def rows(self) -> int:
@@ -260,32 +306,40 @@ class _Level:
         return bias.flatten(1)
 
 
+class _Chosen(NamedTuple):
+    """The blocks that a chunk reads of one level: by their place in the sequence [R, most], and by
+    their number in the level [R · most]."""
+
+    level: _Level
+    blocks: Tensor
+    numbers: Tensor
+
+
 def _read(
-    levels: list[_Level], rows: _Rows, tokens: int, kv_heads: int, heads: int, scratch: _Scratch
+    levels: list[_Level], rows: _Rows, block: int, tokens: int, heads: int, scratch: _Scratch
 ) -> _Read:
-    """Gather the blocks that these rows read of all `tokens` keys, level after level."""
+    """The blocks that these rows read of all `tokens` keys."""
     R, D = len(rows.m), levels[0].keys.shape[-1]
+    kv_heads = levels[0].kv_heads
     kv_row = rows.batch * kv_heads + rows.head // (heads // kv_heads)
     found = [(level, *level.chosen(rows)) for level in levels]
-    total = sum(chosen.shape[1] * level.rows for level, chosen, _ in found)
-    keys, values = scratch.take(R, total, D), scratch.take(R, total, D)
-    biases = []
-    start = 0
-    for level, chosen, listed in found:
-        first = torch.from_numpy(kv_row * level.blocks).to(chosen.device)
-        flat = (first[:, None] + chosen).flatten()
-        stop = start + chosen.shape[1] * level.rows
-        for into, source in ((keys, level.keys), (values, level.values)):
-            if len(levels) == 1 and source.dtype == into.dtype:
-                torch.index_select(source, 0, flat, out=into.view(-1, *source.shape[1:]))
-            else:
-                into[:, start:stop] = source.index_select(0, flat).view(R, -1, D)
-        biases.append(level.bias(rows, chosen, listed, keys))
-        start = stop
+    n = sum(blocks.shape[1] * level.rows for level, blocks, _ in found)
+    # Rows that have to be cut need their keys again for every piece.
+    shared = R * n * (D + 1 + block) <= scratch.size
+    memory = scratch.take(R * n * (D + 1 if shared else 2 * D + 1))
+    keys, values = memory[: R * n * D].view(R, n, D), memory[-R * n * (D + 1) :].view(R, n, D + 1)
+    chosen, biases = [], []
+    for level, blocks, listed in found:
+        first = torch.from_numpy(kv_row * level.blocks).to(blocks.device)
+        chosen.append(_Chosen(level, blocks, (first[:, None] + blocks).flatten()))
+        biases.append(level.bias(rows, blocks, listed, keys))
     present = [bias for bias in biases if bias is not None]  # of several levels, all are
     bias = torch.cat(present, dim=1) if present else None
-    chosen_blocks = tuple((level, blocks) for level, blocks, _ in found)
-    return _Read(keys, values, bias, chosen_blocks, tokens)
+    read = _Read(keys, values, shared, bias, tuple(chosen), tokens)
+    if not shared:
+        read.bring("keys")
+        read.bring("values")
+    return read
 
 
 @dataclass(frozen=True)
@@ -307,31 +361,31 @@ class _Rows:
 
 
 def _chunks(
-    levels: list[_Level], shape: tuple[int, int, int], block: int, room: int
+    levels: list[_Level], shape: tuple[int, int, int], short: bool, block: int, room: int
 ) -> Iterator[_Rows]:
-    """All query blocks [B, H, M], those with equal work together, within `room` elements."""
+    """All query blocks [B, H, M], those with equal work together, within `room` elements; the last
+    ones apart where they are `short`."""
     threads = torch.get_num_threads()
     work_bhm = np.zeros(shape, dtype=np.int64)
     for level in levels:
         work_bhm += level.counts.astype(np.int64) * level.rows
     D = levels[0].keys.shape[-1]
-    is_last = np.broadcast_to(np.arange(shape[2]) == shape[2] - 1, shape).ravel()
+    is_short = np.broadcast_to(short & (np.arange(shape[2]) == shape[2] - 1), shape).ravel()
     work = work_bhm.ravel()
-    order = np.lexsort((work, is_last))
+    order = np.lexsort((work, is_short))
     position = 0
     # Only a plan of one level gains from equal counts: its rows then need no bias at all.
     exact = len(levels) == 1
     while position < len(order):
-        first = order[position]
-        fitting = max(1, room // (max(1, int(work[first])) * (2 * D + block)))
-        if fitting > threads:  # a product is shared out by rows: none should wait for the last
-            fitting -= fitting % threads
-        rows = order[position : position + fitting]
-        same = is_last[rows] == is_last[first]
-        if exact:
-            same &= work[rows] == work[first]
-        else:
-            same &= work[rows] <= 2 * work[first]
-        rows = rows[: len(rows) if same.all() else int(np.argmin(same))]
+        left = order[position:]
+        short, least = is_short[left[0]], work[left[0]]
+        same = (is_short[left] == short) & (work[left] <= (least if exact else 2 * least))
+        run = len(left) if same.all() else int(np.argmin(same))
+        fitting = max(1, room // (max(1, int(least)) * (D + 1 + block)))
+        # Even pieces; and a product is shared out by rows: none should wait for the last.
+        size = math.ceil(run / math.ceil(run / fitting))
+        if fitting > threads:
+            size = min(size + -size % threads, fitting - fitting % threads)
+        rows = left[: min(size, run)]
         yield _Rows(*np.unravel_index(rows, shape))
         position += len(rows)
