@@ -32,7 +32,7 @@ from jali.plan import BlockPlan
 # and v take memory already. Rows of several levels differ in length: short chunks fill up less.
 SCRATCH_BYTES = 31 * 2**20
 SCRATCH_BESIDE_COPIES = 9 * 2**20
-SCRATCH_OF_SEVERAL_LEVELS = 3 * 2**20
+SCRATCH_OF_SEVERAL_LEVELS = 15 * 2**18
 # Values with their ones, and pooled keys and values, are copies: of so many heads at a time.
 COPIED_BYTES = 3 * 2**20
 # Elsewhere (a GPU without Triton) few long chunks count, not the cache: so many times q in fp32.

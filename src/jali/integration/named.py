@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
 from torch import Tensor, nn
 
@@ -19,23 +20,30 @@ NAME = "jali"
 SPARSITY = 0.5
 MIN_TOKENS = 1024
 
+# Families, by how jali reaches them, where a name is not enough.
+_BEYOND = {
+    "cogvideox": "never asks diffusers' attention dispatcher, so no backend name reaches it",
+    "hunyuan15": "masks pairs of tokens in every call, so by name its attention would stay dense",
+}
+
 
 def register_backend(target: Any = None) -> None:
     """Make `transformer.set_attention_backend("jali")` possible. Once more does nothing.
 
-    It runs `entropy` at a budget of 0.5 in every self-attention without a mask, and everything
-    else dense; it knows neither step, layer nor grid. `apply_sparse_attention` does. Give a
-    pipeline or transformer as `target` to be told where a name cannot reach its attention.
+    It runs `entropy` at a budget of 0.5 in every long self-attention, with or without a mask of
+    keys, and everything else dense; it knows neither step, layer nor grid.
+    `apply_sparse_attention` does. Give a pipeline or transformer as `target` to be told where a
+    name cannot make its attention sparse.
     """
     enrol(NAME, attend_by_name)
     if target is None:
         return
     module = target if isinstance(target, nn.Module) else getattr(target, "transformer", None)
     family = family_of(unwrapped(module))
-    if family.reach == "cogvideox":
+    if family.reach in _BEYOND:
         raise ValueError(
-            f"{family.name} never asks diffusers' attention dispatcher, so no backend name "
-            f"reaches it; use jali.apply_sparse_attention or jali.sparse_processor_mode"
+            f"{family.name} {_BEYOND[family.reach]}; use jali.apply_sparse_attention or "
+            f"jali.sparse_processor_mode"
         )
 
 
@@ -51,19 +59,28 @@ def attend_by_name(
     return_lse: bool = False,
     _parallel_config: Any = None,
 ) -> Tensor:
-    """[B, S, H, D] -> like query: sparse where it is self-attention without a mask and long."""
+    """[B, S, H, D] -> like query: sparse where it is long self-attention, some keys hidden or none.
+    """
     if return_lse or _parallel_config is not None:
         raise ValueError(
             "the attention backend 'jali' takes no parallel configuration; "
             "use jali.apply_sparse_attention, which does Ulysses"
         )
-    own = query.shape[1] == key.shape[1] and attn_mask is None
-    if own and not (is_causal or dropout_p) and query.shape[1] >= MIN_TOKENS:
+    own = query.shape[1] == key.shape[1] and not (is_causal or dropout_p or enable_gqa)
+    if own and query.shape[1] >= MIN_TOKENS and _hides_keys(attn_mask):
         return sparse_attention(
-            query, key, value, scale=scale, head_num=query.shape[2], input_layout="BSND",
+            query, key, value, attn_mask, scale=scale, head_num=query.shape[2], input_layout="BSND",
             sparse_type="entropy", sparsity=SPARSITY,
         )  # fmt: skip
     return dispatch_attention_fn(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
         backend=AttentionBackendName.NATIVE,
     )  # fmt: skip
+
+
+def _hides_keys(mask: Tensor | None) -> bool:
+    """Whether a mask says the same to every query and head, or there is none."""
+    if mask is None:
+        return True
+    keys_only = mask.dim() == 2 or (mask.dim() == 4 and mask.shape[1:3] == (1, 1))
+    return mask.dtype == torch.bool and keys_only
