@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -53,6 +55,33 @@ def test_another_kind_of_tensor_is_compiled_for_itself() -> None:
     for tensors in ((x, None), (x.half(), None), (x[1:], None), (x, x), (x, None)):
         launch(*tensors)
     assert [how for how, *_ in kernel.seen] == ["run"] * 4 + ["again"]
+
+
+def test_a_launch_goes_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = [0]
+
+    class Elsewhere:
+        dtype = torch.float32
+
+        def get_device(self) -> int:
+            return 1
+
+        def data_ptr(self) -> int:
+            return 256
+
+    @contextlib.contextmanager
+    def device(number: int) -> Iterator[None]:
+        before, here[0] = here[0], number
+        yield
+        here[0] = before
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: here[0])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    kernel = Kernel()
+    monkeypatch.setattr(kernel, "run", lambda *_, **__: kernel.seen.append(here[0]))
+    Launch(kernel, (1,), (7, 0.5), {"BLOCK": 16, "WIDTH": 8})(Elsewhere(), None)
+    assert kernel.seen == [1]
+    assert here == [0]
 
 
 def test_a_kind_is_what_a_launch_depends_on() -> None:
