@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -92,14 +92,39 @@ def hunyuan_inputs(t: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-MODELS = {
-    "wan": (lambda: tiny.wan_transformer(12), wan_inputs, 1),
-    "flux": (lambda: tiny.flux().transformer, flux_inputs, 2),
-    "cogvideox": (lambda: tiny.cogvideox(layers=10).transformer, cog_inputs, 1),
-    "qwen-image": (tiny.qwen_transformer, qwen_inputs, 1),
-    "ltx-video": (lambda: tiny.ltx(10).transformer, ltx_inputs, 1),
-    "hunyuan-video": (lambda: tiny.hunyuan(3, 3).transformer, hunyuan_inputs, 2),
+def hunyuan15_inputs(t: float) -> dict[str, Any]:
+    """Text to video: the image is all zeros, so its tokens are padding, like some of the text."""
+    g = torch.Generator().manual_seed(2)
+    masks = torch.zeros(2, 1, 24)
+    masks[0, :, :11] = masks[1, :, :7] = 1
+    return {
+        "hidden_states": torch.randn(1, 65, 5, 16, 16, generator=g),
+        "timestep": torch.tensor([t]),
+        "encoder_hidden_states": torch.randn(1, 24, 16, generator=g),
+        "encoder_attention_mask": masks[0],
+        "encoder_hidden_states_2": torch.randn(1, 24, 8, generator=g),
+        "encoder_attention_mask_2": masks[1],
+        "image_embeds": torch.zeros(1, 32, 8), "return_dict": False,
+    }  # fmt: skip
+
+
+# How to build one of so many layers, its inputs, how many layers show that none adds a graph, and
+# how many kinds of block there are.
+MODELS: dict[str, tuple[Callable[[int], Any], Callable[[float], dict[str, Any]], int, int]] = {
+    "wan": (tiny.wan_transformer, wan_inputs, 12, 1),
+    "flux": (lambda _: tiny.flux().transformer, flux_inputs, 2, 2),
+    "cogvideox": (lambda n: tiny.cogvideox(layers=n).transformer, cog_inputs, 10, 1),
+    "qwen-image": (tiny.qwen_transformer, qwen_inputs, 10, 1),
+    "ltx-video": (lambda n: tiny.ltx(n).transformer, ltx_inputs, 10, 1),
+    "hunyuan-video": (lambda n: tiny.hunyuan(n // 2, n // 2).transformer, hunyuan_inputs, 6, 2),
+    "hunyuan-video-1.5": (lambda n: tiny.hunyuan15(n).transformer, hunyuan15_inputs, 10, 1),
 }
+if not tiny.OLD:
+    MODELS["ltx-2"] = (tiny.ltx2_transformer, tiny.ltx2_inputs, 10, 1)
+
+
+# HunyuanVideo 1.5 asks whether its image is all zeros, and cuts padding out of its text.
+BRANCHING = ("hunyuan-video-1.5",)
 
 
 def generation(model: Any, inputs: Any) -> torch.Tensor:
@@ -109,8 +134,8 @@ def generation(model: Any, inputs: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_repeated_blocks_are_one_graph_each(name: str) -> None:
-    build, inputs, least = MODELS[name]
-    model = build()
+    build, inputs, layers, least = MODELS[name]
+    model = build(layers)
     if not getattr(model, "_repeated_blocks", None):
         pytest.skip(f"diffusers names no repeated blocks for {name}")
     model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
@@ -119,7 +144,7 @@ def test_repeated_blocks_are_one_graph_each(name: str) -> None:
     assert kinds >= least
     torch.compiler.reset()
     counters.clear()
-    model = build()
+    model = build(layers)
     handle = jali.apply_sparse_attention(model, "entropy", mean_budget=0.3, **SPARSE)
     expected = generation(model, inputs)
     model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
@@ -135,14 +160,19 @@ def test_repeated_blocks_are_one_graph_each(name: str) -> None:
     handle.remove()
 
 
-@pytest.mark.parametrize("name", ["wan", "flux"])
+LONGER = {"ltx-2": pytest.mark.slow}  # four streams of attention in every block
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=LONGER.get(name, ())) for name in MODELS]
+)
 def test_the_whole_model(name: str) -> None:
-    build, inputs, _ = MODELS[name]
-    model = build() if name == "flux" else tiny.wan_transformer(2)
+    build, inputs, _, _ = MODELS[name]
+    model = build(2)
     stock = generation(model, inputs)
     handle = jali.apply_sparse_attention(model, "entropy", mean_budget=0.3, **SPARSE)
     expected = generation(model, inputs)
-    model.compile(fullgraph=True, backend="aot_eager")
+    model.compile(fullgraph=name not in BRANCHING, backend="aot_eager")
     handle.run.clock.restart()
     out = generation(model, inputs)
     assert (out - expected).norm() <= 1e-5 * expected.norm()
@@ -152,6 +182,30 @@ def test_the_whole_model(name: str) -> None:
     assert {r.step for r in rows if r.reason is None} == {1, 2}
     handle.remove()
     assert (generation(model, inputs) - stock).norm() <= 1e-5 * stock.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BRANCHING)
+def test_a_whole_model_that_is_no_single_graph(name: str) -> None:
+    """It asks for numbers in its own forward. Under jali the break is there, and no other."""
+    build, inputs, _, _ = MODELS[name]
+    pieces = []
+    for sparse in (False, True):
+        torch.compiler.reset()
+        counters.clear()
+        model = build(2)
+        if sparse:
+            jali.apply_sparse_attention(model, "entropy", mean_budget=0.3, **SPARSE)
+        else:
+            model.compile(fullgraph=True, backend="aot_eager")
+            with pytest.raises(torch._dynamo.exc.Unsupported, match="branching"):
+                generation(model, inputs)
+            torch.compiler.reset()
+            counters.clear()
+        model.compile(backend="aot_eager")
+        generation(model, inputs)
+        pieces.append(counters["stats"]["unique_graphs"])
+    assert pieces[1] == pieces[0] + 1, "what tells the run of a call is a graph of its own"
 
 
 def test_a_model_compiled_before_us() -> None:

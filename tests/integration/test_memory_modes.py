@@ -119,11 +119,18 @@ def first_block_cache(pipe: Any) -> None:
     pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.02))
 
 
+# A third of its tokens are text, padded or not, and rows of text read everything.
+HUNYUAN15_CALL = {**tiny.hunyuan15_call(), "num_frames": 29}
 OTHERS: dict[str, tuple[Callable[[], Any], dict[str, Any], int]] = {
     "CogVideoX": (lambda: tiny.cogvideox(layers=2), tiny.COG_CALL, 2),
     "HunyuanVideo": (tiny.hunyuan, tiny.HUNYUAN_CALL, 3),
+    "HunyuanVideo 1.5": (tiny.hunyuan15, HUNYUAN15_CALL, 2),
+    "LTX": (lambda: tiny.ltx(2), tiny.LTX_CALL, 2),
     "Flux": (tiny.flux, tiny.FLUX_CALL, 3),
+    "Qwen-Image": (tiny.qwen, tiny.qwen_call(), 3),
 }
+if not tiny.OLD:
+    OTHERS["LTX-2"] = (tiny.ltx2, tiny.ltx2_call(), 2)
 FOR_OTHERS = {
     "model offload": model_offload,
     "sequential offload": sequential_offload,
@@ -141,6 +148,10 @@ def test_other_families(family: str, name: str) -> None:
         pytest.skip("group offloading wants an accelerator in diffusers 0.36")
     build, call, layers = OTHERS[family]
     pipe = build()
+    if name == "first-block cache" and family in ("HunyuanVideo 1.5", "LTX-2"):
+        with pytest.raises(ValueError, match="not registered"):
+            FOR_OTHERS[name](pipe)
+        pytest.skip(f"diffusers has no first-block cache for {family}")
     FOR_OTHERS[name](pipe)
     expected = tiny.generate(pipe, call, steps=2)
     with jali.sparse_processor_mode(pipe, method="dense"):
@@ -192,13 +203,34 @@ class TestFusedCogVideoX:
         tiny.generate(pipe, tiny.COG_CALL)
 
 
-def test_fused_flux() -> None:
-    pipe = tiny.flux()
-    expected = tiny.generate(pipe, tiny.FLUX_CALL)
-    with jali.sparse_processor_mode(pipe, 1.0, **SPARSE):
-        pipe.transformer.fuse_qkv_projections()
-        out = tiny.generate(pipe, tiny.FLUX_CALL)
+FUSED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "Flux": (tiny.flux, tiny.FLUX_CALL),
+    "LTX": (lambda: tiny.ltx(2), tiny.LTX_CALL),
+}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before us", "after us"])
+@pytest.mark.parametrize("family", FUSED)
+def test_fused_in_either_order(family: str, first: bool) -> None:
+    build, call = FUSED[family]
+    pipe = build()
+    expected = tiny.generate(pipe, call)
+    if first:
+        fuse(pipe)
+    with jali.sparse_processor_mode(pipe, 1.0, **SPARSE) as run:
+        if not first:
+            fuse(pipe)
+        assert any(name.endswith(".to_qkv") for name, _ in pipe.transformer.named_modules())
+        out = tiny.generate(pipe, call)
+    assert run.stats().dense == {}
     assert (out - expected).norm() <= 1e-4 * expected.norm()
+
+
+@pytest.mark.skipif(tiny.OLD, reason="diffusers 0.36 has no LTX-2")
+def test_diffusers_cannot_fuse_ltx2() -> None:
+    """Its attention between video and audio has keys of another width, and no stock LTX-2 fuses."""
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        tiny.ltx2_transformer().fuse_qkv_projections()
 
 
 def test_saving_is_not_disturbed(tmp_path: Any) -> None:

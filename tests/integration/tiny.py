@@ -256,14 +256,15 @@ HUNYUAN_CALL = {
 }  # fmt: skip
 
 
-def ltx(layers: int = 3) -> Any:
+def ltx(layers: int = 3, heads: int = 2) -> Any:
     from diffusers import AutoencoderKLLTXVideo, LTXPipeline, LTXVideoTransformer3DModel
     from transformers import ByT5Tokenizer
 
     torch.manual_seed(0)
     transformer = LTXVideoTransformer3DModel(
-        in_channels=8, out_channels=8, patch_size=1, patch_size_t=1, num_attention_heads=2,
-        attention_head_dim=32, cross_attention_dim=64, num_layers=layers, caption_channels=32,
+        in_channels=8, out_channels=8, patch_size=1, patch_size_t=1, num_attention_heads=heads,
+        attention_head_dim=32, cross_attention_dim=32 * heads, num_layers=layers,
+        caption_channels=32,
     ).eval()  # fmt: skip
     vae = AutoencoderKLLTXVideo(
         in_channels=3, out_channels=3, latent_channels=8, block_out_channels=(8,) * 4,
@@ -339,12 +340,12 @@ FLUX_CALL = {
 }  # fmt: skip
 
 
-def qwen_transformer() -> Any:
+def qwen_transformer(layers: int = 3) -> Any:
     from diffusers import QwenImageTransformer2DModel
 
     torch.manual_seed(0)
     return QwenImageTransformer2DModel(
-        patch_size=2, in_channels=16, out_channels=4, num_layers=3, attention_head_dim=16,
+        patch_size=2, in_channels=16, out_channels=4, num_layers=layers, attention_head_dim=16,
         num_attention_heads=2, joint_attention_dim=16, guidance_embeds=False,
         axes_dims_rope=(8, 4, 4),
     ).eval()  # fmt: skip
@@ -399,7 +400,7 @@ def qwen_call() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def hunyuan15() -> Any:
+def hunyuan15(layers: int = 2) -> Any:
     """HunyuanVideo 1.5 from prompt embeddings: its text encoders are left out."""
     from diffusers import (
         AutoencoderKLHunyuanVideo15,
@@ -411,7 +412,7 @@ def hunyuan15() -> Any:
     torch.manual_seed(0)
     transformer = HunyuanVideo15Transformer3DModel(
         in_channels=65, out_channels=32, num_attention_heads=2, attention_head_dim=16,
-        num_layers=2, num_refiner_layers=1, text_embed_dim=16, text_embed_2_dim=8,
+        num_layers=layers, num_refiner_layers=1, text_embed_dim=16, text_embed_2_dim=8,
         image_embed_dim=8, rope_axes_dim=(4, 6, 6), target_size=640, task_type="t2v",
     ).eval()  # fmt: skip
     pipe = HunyuanVideo15Pipeline(
@@ -435,15 +436,16 @@ def hunyuan15_call() -> dict[str, Any]:
     return call
 
 
-def ltx2_transformer() -> Any:
+def ltx2_transformer(layers: int = 2, heads: int = 2) -> Any:
     from diffusers import LTX2VideoTransformer3DModel
 
     torch.manual_seed(0)
     return LTX2VideoTransformer3DModel(
-        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16,
-        cross_attention_dim=32, audio_in_channels=4, audio_out_channels=4,
-        audio_num_attention_heads=2, audio_attention_head_dim=8, audio_cross_attention_dim=16,
-        num_layers=2, caption_channels=16, rope_double_precision=False,
+        in_channels=4, out_channels=4, num_attention_heads=heads, attention_head_dim=16,
+        cross_attention_dim=16 * heads, audio_in_channels=4, audio_out_channels=4,
+        audio_num_attention_heads=heads, audio_attention_head_dim=8,
+        audio_cross_attention_dim=8 * heads, num_layers=layers, caption_channels=16,
+        rope_double_precision=False,
     ).eval()  # fmt: skip
 
 
@@ -453,8 +455,61 @@ def ltx2_inputs(t: float) -> dict[str, Any]:
     return {
         "hidden_states": torch.randn(2, 5 * 16 * 16, 4, generator=g),
         "audio_hidden_states": torch.randn(2, 8, 4, generator=g),
-        "encoder_hidden_states": torch.randn(2, 10, 16, generator=g),
-        "audio_encoder_hidden_states": torch.randn(2, 10, 16, generator=g),
+        "encoder_hidden_states": torch.randn(2, 12, 16, generator=g),
+        "audio_encoder_hidden_states": torch.randn(2, 12, 16, generator=g),
+        "encoder_attention_mask": torch.ones(2, 12),
+        "audio_encoder_attention_mask": torch.ones(2, 12),
         "timestep": torch.full((2,), t), "num_frames": 5, "height": 16, "width": 16,
         "audio_num_frames": 8, "return_dict": False,
     }  # fmt: skip
+
+
+def ltx2() -> Any:
+    """LTX-2 from prompt embeddings: its text encoder is left out."""
+    from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video, LTX2Pipeline
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+
+    torch.manual_seed(0)
+    transformer = ltx2_transformer()
+    connectors = LTX2TextConnectors(
+        caption_channels=16, text_proj_in_factor=2, rope_double_precision=False,
+        **{f"{kind}_connector_{name}": value for kind in ("video", "audio") for name, value in {
+            "num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1,
+            "num_learnable_registers": None,
+        }.items()},
+    ).eval()  # fmt: skip
+    vae = AutoencoderKLLTX2Video(
+        in_channels=3, out_channels=3, latent_channels=4, block_out_channels=(8,),
+        decoder_block_out_channels=(8,), layers_per_block=(1, 1), decoder_layers_per_block=(1, 1),
+        spatio_temporal_scaling=(True,), decoder_spatio_temporal_scaling=(True,),
+        decoder_inject_noise=(False, False), downsample_type=("spatial",),
+        upsample_residual=(False,), upsample_factor=(1,), timestep_conditioning=False,
+        patch_size=1, patch_size_t=1, encoder_causal=True, decoder_causal=False,
+    ).eval()  # fmt: skip
+    audio = AutoencoderKLLTX2Audio(
+        base_channels=4, output_channels=2, ch_mult=(1,), num_res_blocks=1, attn_resolutions=None,
+        in_channels=2, resolution=32, latent_channels=2, mel_bins=8, mid_block_add_attention=False,
+    ).eval()  # fmt: skip
+    vocoder = LTX2Vocoder(
+        in_channels=16, hidden_channels=32, out_channels=2, upsample_kernel_sizes=[4, 4],
+        upsample_factors=[2, 2], resnet_kernel_sizes=[3], resnet_dilations=[[1, 3, 5]],
+    ).eval()  # fmt: skip
+    pipe = LTX2Pipeline(
+        scheduler=flow(), vae=vae, audio_vae=audio, text_encoder=None, tokenizer=None,
+        connectors=connectors, transformer=transformer, vocoder=vocoder,
+    )  # fmt: skip
+    return quiet(pipe)
+
+
+def ltx2_call() -> dict[str, Any]:
+    g = torch.Generator().manual_seed(1)
+    call: dict[str, Any] = {
+        "height": 32, "width": 32, "num_frames": 9, "guidance_scale": 3.0, "stg_scale": 0.0,
+        "audio_stg_scale": 0.0, "modality_scale": 1.0, "audio_modality_scale": 1.0,
+    }  # fmt: skip
+    for prefix, n in (("", 7), ("negative_", 4)):
+        real = torch.zeros(1, 10)
+        real[:, -n:] = 1  # its text is padded in front
+        call[f"{prefix}prompt_embeds"] = torch.randn(1, 10, 32, generator=g)
+        call[f"{prefix}prompt_attention_mask"] = real
+    return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -59,28 +60,38 @@ def attend_by_name(
     return_lse: bool = False,
     _parallel_config: Any = None,
 ) -> Tensor:
-    """[B, S, H, D] -> like query: sparse where it is long self-attention, some keys hidden or none.
-    """
+    """[B, S, H, D] -> like query: sparse where it is self-attention, long, and a mask, if there is
+    one, hides keys from all queries alike."""
     if return_lse or _parallel_config is not None:
         raise ValueError(
             "the attention backend 'jali' takes no parallel configuration; "
             "use jali.apply_sparse_attention, which does Ulysses"
         )
-    own = query.shape[1] == key.shape[1] and not (is_causal or dropout_p or enable_gqa)
-    if own and query.shape[1] >= MIN_TOKENS and _hides_keys(attn_mask):
-        return sparse_attention(
-            query, key, value, attn_mask, scale=scale, head_num=query.shape[2], input_layout="BSND",
-            sparse_type="entropy", sparsity=SPARSITY,
-        )  # fmt: skip
+    batch, tokens = query.shape[:2]
+    own = tokens == key.shape[1] and not (is_causal or dropout_p)
+    if own and tokens >= MIN_TOKENS:
+        if attn_mask is None or _hides_keys(attn_mask, batch, tokens):
+            return sparse_attention(
+                query, key, value, attn_mask, scale, head_num=query.shape[2],
+                input_layout="BSND", sparse_type="entropy", sparsity=SPARSITY,
+            )  # fmt: skip
+        if not torch.compiler.is_compiling():
+            _tell_of_masks()
     return dispatch_attention_fn(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
         backend=AttentionBackendName.NATIVE,
     )  # fmt: skip
 
 
-def _hides_keys(mask: Tensor | None) -> bool:
-    """Whether a mask says the same to every query and head, or there is none."""
-    if mask is None:
-        return True
-    keys_only = mask.dim() == 2 or (mask.dim() == 4 and mask.shape[1:3] == (1, 1))
-    return mask.dtype == torch.bool and keys_only
+def _hides_keys(mask: Tensor, batch: int, tokens: int) -> bool:
+    shapes = (batch, tokens), (batch, 1, 1, tokens)
+    return mask.dtype == torch.bool and tuple(mask.shape) in shapes
+
+
+@functools.cache
+def _tell_of_masks() -> None:
+    """Once a process: a backend knows no run that could say it."""
+    log.warning(
+        "jali: the backend by name leaves self-attention with a mask of pairs of tokens, or one "
+        "that is added to the scores, dense"
+    )
