@@ -89,7 +89,7 @@ def test_same_inputs_same_plan_whatever_came_before(method: str) -> None:
     planned(method, seed=1)
     torch.rand(3)
     state = torch.get_rng_state()
-    sampling._positions.cache_clear()
+    sampling._of_all_layers.cache_clear()
     again = planned(method)
     assert torch.equal(torch.get_rng_state(), state), "the global generator was used"
     assert first.plan is not None

@@ -149,11 +149,11 @@ def test_defect_psa_d9_warm_up_may_be_a_share_of_the_steps() -> None:
 def test_defect_psa_d10_sampling_is_seeded_and_differs_between_blocks() -> None:
     q, k, v = tensors(640)
     torch.manual_seed(1)
-    sampling._positions.cache_clear()  # remembered positions would hide a global generator
+    sampling._of_all_layers.cache_clear()  # remembered positions would hide a global generator
     first = attend(q, k, v, method=Psa(), site=Site(2, 5)).out
     torch.manual_seed(2)
     torch.rand(100)
-    sampling._positions.cache_clear()
+    sampling._of_all_layers.cache_clear()
     assert torch.equal(first, attend(q, k, v, method=Psa(), site=Site(2, 5)).out)
     cpu = torch.device("cpu")
     picks = {

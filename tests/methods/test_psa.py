@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jali import BlockPlan, Blocks, Gilbert, Psa, Raster, Site, TokenGrid, attend, block_layout
 from jali.backends import BACKENDS
+from jali.methods import sampling
 from jali.methods.psa import nominal_cost
 from jali.methods.sampling import jittered_positions
 from jali.plan import RATIOS
@@ -44,6 +45,20 @@ def test_both_rules_against_loops(mode: str, importance: str, tokens: int) -> No
             forced = [j in own for j in range(plan.layout.N)]
             wanted = psa_levels(scores[m].tolist(), forced, LEVELS, mode, 0.06)
             assert plan.levels[0, h, m].tolist() == wanted
+
+
+def test_samples_of_a_step_are_drawn_once_for_all_layers() -> None:
+    """A copy to a GPU for every layer would wait for the GPU in every layer."""
+    sampling._of_all_layers.cache_clear()
+    cpu = torch.device("cpu")
+    picks = [
+        jittered_positions(1000, 64, 16, 0, Site(2, 5, layer, 30, branch), cpu)
+        for branch in ("cond", "uncond")
+        for layer in range(30)
+    ]
+    assert sampling._of_all_layers.cache_info().misses == 1
+    assert all(torch.equal(a, b) for a, b in zip(picks[:30], picks[30:], strict=True))
+    assert not any(torch.equal(picks[0], pick) for pick in picks[1:30])
 
 
 def test_samples_lie_in_their_blocks_and_differ_between_blocks() -> None:

@@ -120,7 +120,8 @@ class Seen:
 @dataclass(eq=False)
 class Run:
     """Sparse attention applied to one pipeline. Reading statistics waits for the device; running
-    does not, but for the timestep and the key lengths, once a transformer call."""
+    does not, but for the timestep, key lengths and randomly drawn samples, once a transformer call
+    each."""
 
     method: Method
     backend: str

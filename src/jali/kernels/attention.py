@@ -6,16 +6,16 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .granules import broadcast_strides, count_below, pack_granules
+from .granules import Packing, broadcast_strides, count_below, packing
 from .launch import Kind, Launch, capability, kind
-from .pooling import RATIOS, Pyramid, pool_pyramid
+from .pooling import RATIOS, Pooling, Pyramid, Sections, pooling
 from .row_views import RowView, Tiles, row_view
 from .score_tiles import cdiv, power_of_two
 
@@ -349,7 +349,6 @@ def _check(
             raise ValueError(f"ratio {ratio}: the last dim of indices must be contiguous")
 
 
-@functools.lru_cache(maxsize=256)
 def _fitted(
     q: Kind, k: Kind, v: Kind, lists: Listed, q_block: int, k_block: int,
     key_length: Kind | None, config: Config | None,
@@ -361,14 +360,6 @@ def _fitted(
     views = _views(q, k, v) if config.tma else None
     config = _fit(config, q_block, k_block, views)
     return config, views if config.tma else None
-
-
-def _empty_like(q: Tensor) -> Tensor:
-    """Memory for the output, dense, in the order of q: BSHD or BHSD."""
-    batch, heads, seq, dim = q.shape
-    if heads > 1 and q.stride(1) < q.stride(2):
-        return q.new_empty(batch, seq, heads, dim).transpose(1, 2)
-    return q.new_empty(batch, heads, seq, dim)
 
 
 def block_sparse_attention(
@@ -404,48 +395,82 @@ def block_sparse_attention(
     listed = tuple(
         (ratio, kind(counts), kind(indices)) for ratio, (counts, indices) in lists.items()
     )
-    kinds = kind(q), kind(k), kind(v)
-    length = None if key_length is None else kind(key_length)
-    cfg, views = _fitted(*kinds, listed, q_block, k_block, length, config)
-    batch, heads, seq_q, _ = q.shape
-    out = _empty_like(q)
-    lse = torch.empty(batch, heads, seq_q, dtype=torch.float32, device=q.device)
-
-    pooled: tuple[Tensor | None, ...] = (None,) * 5
-    made: tuple[tuple[int, ...], ...] = ()
-    granule = 1
-    ratios = [ratio for ratio in lists if ratio != 1]
-    if ratios:
-        if pyramid is None:
-            pyramid = pool_pyramid(k, v, ratios, key_length)
-        elif len(pyramid.starts) != len(ratios):
-            starts = {ratio: pyramid.starts[ratio] for ratio in sorted(ratios)}
-            pyramid = replace(pyramid, starts=starts)
-        granules = pack_granules(lists, pyramid, k_block, cfg.pool_n, k.shape[2], key_length)
-        pooled = granules.ends, granules.ids, pyramid.k, pyramid.v, pyramid.bias
-        made = granules.ends.shape, granules.ids.shape, pyramid.k.shape, pyramid.bias.shape
-        granule = granules.size
-    launch, tiles = _launch(
-        *kinds, out.stride(), listed, made, granule, q_block, k_block, scale,
-        key_length is not None, head_order is not None, cfg, views,
+    call = _prepared(
+        kind(q), kind(k), kind(v), listed, q_block, k_block, scale,
+        None if key_length is None else kind(key_length), head_order is not None, config,
+        None if pyramid is None else pyramid.sections(ratio for ratio in lists if ratio != 1),
     )  # fmt: skip
+    out = q.new_empty(call.out)
+    if call.swapped:
+        out = out.transpose(1, 2)
+    lse = torch.empty(*q.shape[:3], dtype=torch.float32, device=q.device)
+    pooled: tuple[Tensor | None, ...] = (None,) * 5
+    if call.packing is not None:
+        if pyramid is None:
+            assert call.pooling is not None
+            pyramid = call.pooling(k, v, key_length)
+        granules = call.packing(lists, key_length)
+        pooled = granules.ends, granules.ids, pyramid.k, pyramid.v, pyramid.bias
     matrices: tuple[Any, ...] = (None, None, None)
-    if tiles is not None:
-        matrices = tiles[0].of(q), tiles[1].of(k), tiles[2].of(v)
-    launch(
+    if call.tiles is not None:
+        matrices = call.tiles[0].of(q), call.tiles[1].of(k), call.tiles[2].of(v)
+    call.launch(
         q, k, v, *matrices, out, lse, *lists.get(1, (None, None)), *pooled, key_length, head_order,
     )  # fmt: skip
     return out, lse
 
 
+class _Prepared(NamedTuple):
+    """What of a call follows from its shapes. `out`: the output's memory, BSHD where `swapped`."""
+
+    out: tuple[int, ...]
+    swapped: bool
+    pooling: Pooling | None
+    packing: Packing | None
+    tiles: tuple[Tiles, ...] | None
+    launch: Launch
+
+
 @functools.lru_cache(maxsize=256)
+def _prepared(
+    q: Kind, k: Kind, v: Kind, lists: Listed, q_block: int, k_block: int, scale: float,
+    key_length: Kind | None, has_order: bool, config: Config | None, given: Sections | None,
+) -> _Prepared:  # fmt: skip
+    """`given`: where a pyramid that is there already has what the lists ask for."""
+    cfg, views = _fitted(q, k, v, lists, q_block, k_block, key_length, config)
+    batch, heads, seq, dim = q.shape
+    swapped = heads > 1 and q.stride[1] < q.stride[2]
+    out_stride = (heads * seq * dim, dim, heads * dim) if swapped else (
+        heads * seq * dim, seq * dim, dim
+    )  # fmt: skip
+    pool, packed, sections = None, None, given
+    asked = {ratio: (counts, indices) for ratio, counts, indices in lists if ratio != 1}
+    if asked:
+        if sections is None:
+            pool = pooling(k, v, tuple(asked), key_length is not None)
+            sections = pool.sections
+        kinds = tuple((ratio, *asked[ratio]) for ratio, _ in sections.starts)
+        lengths = None if key_length is None else key_length.shape[0]
+        packed = packing(kinds, sections, k_block, cfg.pool_n, k.shape[2], lengths)
+    launch = _launch(
+        q, k, v, out_stride, lists, packed, sections, q_block, k_block, scale,
+        key_length is not None, has_order, cfg, views,
+    )  # fmt: skip
+    tiles = None
+    if views is not None:
+        rows_of = (cfg.block_m, cfg.block_n, cfg.block_n)
+        tiles = tuple(
+            view.tiles(rows, dim, q.dtype) for view, rows in zip(views, rows_of, strict=True)
+        )
+    memory = (batch, seq, heads, dim) if swapped else (batch, heads, seq, dim)
+    return _Prepared(memory, swapped, pool, packed, tiles, launch)
+
+
 def _launch(
-    q: Kind, k: Kind, v: Kind, out_stride: tuple[int, ...], lists: Listed,
-    pooled: tuple[tuple[int, ...], ...], granule: int, q_block: int, k_block: int, scale: float,
+    q: Kind, k: Kind, v: Kind, out_stride: tuple[int, int, int], lists: Listed,
+    packed: Packing | None, sections: Sections | None, q_block: int, k_block: int, scale: float,
     has_length: bool, has_order: bool, cfg: Config, views: _Views | None,
-) -> tuple[Launch, tuple[Tiles, ...] | None]:  # fmt: skip
-    """`pooled`: the shapes of the granules' ends and ids, and of the pyramid's k and bias; all of
-    them are contiguous. Nothing where no list is pooled."""
+) -> Launch:  # fmt: skip
     batch, heads, seq_q, dim = q.shape
     heads_kv, seq_k = k.shape[1:3]
     none3 = (0, 0, 0)
@@ -457,17 +482,16 @@ def _launch(
     reach = max(
         seq_q * q.stride[2], seq_k * k.stride[2], seq_k * v.stride[2], seq_q * out_stride[2]
     )
-    if pooled:
-        ends, ids, pool_k, bias = pooled
-        pool_strides = _contiguous_strides(ends) + _contiguous_strides(ids)
-        rows = pool_k[2]
-        pool_strides += (pool_k[1] * rows * dim, rows * dim, 0 if bias[0] == 1 else bias[1])
+    if packed is not None and sections is not None:
+        pool_strides = _contiguous_strides(packed.ends) + _contiguous_strides(packed.ids)
+        (_, kv_heads, rows, _), bias = sections.shape, sections.bias
+        pool_strides += (kv_heads * rows * dim, rows * dim, 0 if bias[0] == 1 else bias[1])
         reach = max(reach, rows * dim)
     view_strides: tuple[int, ...] = none3 * 3
     if views is not None:
         view_strides = tuple(n for view in views for n in (view.row_b, view.row_h, view.col_h))
     numbers = (
-        *q.stride[:3], *k.stride[:3], *v.stride[:3], *out_stride[:3],
+        *q.stride[:3], *k.stride[:3], *v.stride[:3], *out_stride,
         *list_strides, *pool_strides, *view_strides, seq_q, seq_k, scale * _LOG2_E,
     )  # fmt: skip
     constants: dict[str, Any] = {
@@ -476,14 +500,14 @@ def _launch(
         "BLOCK_D": power_of_two(dim),
         "Q_BLOCK": q_block,
         "K_BLOCK": k_block,
-        "GRANULE": granule,
+        "GRANULE": 1 if packed is None else packed.size,
         "BLOCK_M": cfg.block_m,
         "BLOCK_N": cfg.block_n,
         "POOL_N": cfg.pool_n,
         "STAGES": cfg.stages,
         "POOL_STAGES": cfg.pool_stages,
         "HAS_FULL": any(ratio == 1 for ratio, _, _ in lists),
-        "HAS_POOLED": bool(pooled),
+        "HAS_POOLED": packed is not None,
         "EVEN": not has_length and seq_k % k_block == 0,
         "HAS_LENGTH": has_length,
         "HAS_ORDER": has_order,
@@ -496,13 +520,7 @@ def _launch(
     if cfg.max_registers is not None:
         constants["maxnreg"] = cfg.max_registers
     grid = (cdiv(seq_q, cfg.block_m), heads, batch)
-    tiles = None
-    if views is not None:
-        rows_of = (cfg.block_m, cfg.block_n, cfg.block_n)
-        tiles = tuple(
-            view.tiles(rows, dim, q.dtype) for view, rows in zip(views, rows_of, strict=True)
-        )
-    return Launch(_attention_kernel, grid, numbers, constants), tiles
+    return Launch(_attention_kernel, grid, numbers, constants)
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, int, int]:

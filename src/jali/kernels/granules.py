@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Kind, Launch, kind
-from .pooling import SECTION_ROWS, Pyramid
+from .pooling import SECTION_ROWS, Pyramid, Sections
 from .score_tiles import cdiv
 
 Lists = Mapping[int, tuple[Tensor, Tensor]]
@@ -169,39 +169,42 @@ def pack_granules(
     `seq`, `key_length`: how many keys there are. Blocks without a real key are left out.
     The width of `ids` is the most the lists can hold, so nothing is read back from the device.
     """
-    pooled = sorted(pyramid.starts)
-    call = _prepared(
-        tuple((ratio, kind(lists[ratio][0]), kind(lists[ratio][1])) for ratio in pooled),
-        tuple(pyramid.starts[ratio] for ratio in pooled), pyramid.tokens, pyramid.empty_row,
-        k_block, tile, seq, None if key_length is None else key_length.shape[0],
-    )  # fmt: skip
-    first = lists[pooled[0]][0]
-    ends = torch.empty(*call.ends, dtype=torch.int32, device=first.device)
-    ids = torch.empty(*call.ids, dtype=torch.int32, device=first.device)
-    tensors: list[Tensor] = []
-    for ratio in (2, 4, 8):
-        tensors += lists[ratio] if ratio in pyramid.starts else (first, ids)
-    call.launch(ends, ids, key_length, *tensors)
-    return Granules(ends, ids, call.size)
+    ratios = sorted(pyramid.starts)
+    kinds = tuple((ratio, kind(lists[ratio][0]), kind(lists[ratio][1])) for ratio in ratios)
+    lengths = None if key_length is None else key_length.shape[0]
+    packed = packing(kinds, pyramid.sections(ratios), k_block, tile, seq, lengths)
+    return packed(lists, key_length)
 
 
-class _Prepared(NamedTuple):
-    """What of a call follows from its shapes."""
+class Packing(NamedTuple):
+    """What of packing follows from shapes."""
 
+    ratios: tuple[int, ...]
     ends: tuple[int, int, int, int]
     ids: tuple[int, int, int, int]
     size: int
     launch: Launch
 
+    def __call__(self, lists: Lists, key_length: Tensor | None) -> Granules:
+        first = lists[self.ratios[0]][0]
+        device = first.device
+        ends = torch.empty(*self.ends, dtype=torch.int32, device=device)
+        ids = torch.empty(*self.ids, dtype=torch.int32, device=device)
+        tensors: list[Tensor] = []
+        for ratio in (2, 4, 8):
+            tensors += lists[ratio] if ratio in self.ratios else (first, ids)
+        self.launch(ends, ids, key_length, *tensors)
+        return Granules(ends, ids, self.size)
+
 
 @functools.lru_cache(maxsize=256)
-def _prepared(
-    lists: tuple[tuple[int, Kind, Kind], ...], starts: tuple[int, ...], tokens: int,
-    empty_row: int, k_block: int, tile: int, seq: int, lengths: int | None,
-) -> _Prepared:  # fmt: skip
-    """`lists`: ratio, counts and indices; `starts`: where each ratio's rows begin."""
+def packing(
+    lists: tuple[tuple[int, Kind, Kind], ...], sections: Sections, k_block: int, tile: int,
+    seq: int, lengths: int | None,
+) -> Packing:  # fmt: skip
+    """`lists`: ratio, counts and indices, in the order of the sections."""
     pooled = {ratio: (counts, indices) for ratio, counts, indices in lists}
-    start_of = dict(zip(pooled, starts, strict=True))
+    start_of, tokens = dict(sections.starts), sections.tokens
     size = min(granule_size(k_block, pooled), tile)
     per_tile = tile // size
     batch = max(counts.shape[0] for counts, _ in pooled.values())
@@ -225,7 +228,7 @@ def _prepared(
         *strides,
         *(start_of.get(ratio, 0) // size for ratio in (2, 4, 8)),
         *(tokens // ratio // size if ratio in pooled else 0 for ratio in (2, 4, 8)),
-        empty_row // size, width, seq,
+        sections.empty_row // size, width, seq,
     )  # fmt: skip
     constants = {
         "K_BLOCK": k_block,
@@ -238,4 +241,5 @@ def _prepared(
         "num_warps": 2,
     }
     launch = Launch(_pack_kernel, (rows, heads, batch), numbers, constants)
-    return _Prepared((batch, heads, rows, 4), (batch, heads, rows, width), size, launch)
+    ends, found = (batch, heads, rows, 4), (batch, heads, rows, width)
+    return Packing(tuple(pooled), ends, found, size, launch)

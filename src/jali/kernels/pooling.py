@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,21 @@ SECTION_ROWS = 32
 """Every section starts at a multiple of this many rows; the last so many rows are empty."""
 
 _GROUPS = 8
+
+
+class Sections(NamedTuple):
+    """Where the rows of each ratio begin, for how many tokens, and in what: the shape of the pooled
+    keys [B, Hkv, R, D] and that of their biases [B or 1, R]."""
+
+    starts: tuple[tuple[int, int], ...]
+    tokens: int
+    shape: tuple[int, int, int, int]
+    bias: tuple[int, int]
+
+    @property
+    def empty_row(self) -> int:
+        """The first of SECTION_ROWS rows that stand for no key at all."""
+        return self.shape[2] - SECTION_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,12 @@ class Pyramid:
     def log_count(self) -> Tensor:
         """ln(number of real keys) per row, [B or 1, R], -inf where there are none."""
         return self.bias * math.log(2.0)
+
+    def sections(self, ratios: Iterable[int]) -> Sections:
+        """Where some of its ratios lie."""
+        starts = tuple((ratio, self.starts[ratio]) for ratio in sorted(ratios))
+        batch, heads, rows, dim = self.k.shape
+        return Sections(starts, self.tokens, (batch, heads, rows, dim), (len(self.bias), rows))
 
     def section_rows(self, ratio: int) -> int:
         """How many rows the section of `ratio` has, its padding included."""
@@ -242,26 +262,26 @@ def pool_pyramid(
     A group's mean counts real keys only: the last group may be short, and keys at or beyond
     key_length[b] (int32 [B], on the device) do not exist. Sums are fp32, the result has k's dtype.
     """
-    call = _prepared(kind(k), kind(v), tuple(ratios), key_length is not None)
-    k_out = torch.empty(*call.shape, dtype=k.dtype, device=k.device)
-    v_out = torch.empty(*call.shape, dtype=v.dtype, device=v.device)
-    bias = torch.empty(*call.bias, dtype=torch.float32, device=k.device)
-    call.launch(k, v, k_out, v_out, bias, key_length)
-    return Pyramid(k_out, v_out, bias, call.starts, call.tokens)
+    return pooling(kind(k), kind(v), tuple(ratios), key_length is not None)(k, v, key_length)
 
 
-class _Prepared(NamedTuple):
-    """What of a call follows from its shapes."""
+class Pooling(NamedTuple):
+    """What of pooling follows from shapes."""
 
-    shape: tuple[int, int, int, int]
-    bias: tuple[int, int]
-    starts: Mapping[int, int]
-    tokens: int
+    sections: Sections
     launch: Launch
+
+    def __call__(self, k: Tensor, v: Tensor, key_length: Tensor | None) -> Pyramid:
+        starts, tokens, shape, bias_shape = self.sections
+        k_out = torch.empty(*shape, dtype=k.dtype, device=k.device)
+        v_out = torch.empty(*shape, dtype=v.dtype, device=v.device)
+        bias = torch.empty(*bias_shape, dtype=torch.float32, device=k.device)
+        self.launch(k, v, k_out, v_out, bias, key_length)
+        return Pyramid(k_out, v_out, bias, dict(starts), tokens)
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(k: Kind, v: Kind, ratios: tuple[int, ...], has_length: bool) -> _Prepared:
+def pooling(k: Kind, v: Kind, ratios: tuple[int, ...], has_length: bool) -> Pooling:
     batch, heads, seq, dim = k.shape
     if v.shape != k.shape:
         raise ValueError(f"k and v must have one shape, got {tuple(k.shape)}, {tuple(v.shape)}")
@@ -290,4 +310,4 @@ def _prepared(k: Kind, v: Kind, ratios: tuple[int, ...], has_length: bool) -> _P
     }
     launch = Launch(_pool_kernel, (heads, chunks + 1, batch), numbers, constants)
     bias = (batch if has_length else 1, rows)
-    return _Prepared((batch, heads, rows, dim), bias, MappingProxyType(starts), tokens, launch)
+    return Pooling(Sections(tuple(starts.items()), tokens, (batch, heads, rows, dim), bias), launch)

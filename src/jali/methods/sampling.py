@@ -18,23 +18,30 @@ def jittered_positions(
     The choice follows from (seed, layer, step) alone: neither the global generator nor earlier
     calls matter, and every block draws its own offsets, so structure cannot alias with them.
     """
-    return _positions(tokens, block, per_block, seed, site.layer, site.step, torch.device(device))
+    drawn = _of_all_layers(
+        tokens, block, per_block, seed, site.step, site.layers, torch.device(device)
+    )
+    return drawn[site.layer]
 
 
-# A pipeline asks for the same positions once per guidance branch.
-@functools.lru_cache(maxsize=128)
-def _positions(
+# For all layers of a step at once: a copy to a GPU waits for all that is under way there. Guidance
+# branches share a step; what is kept is some megabytes a step for a long video.
+@functools.lru_cache(maxsize=8)
+def _of_all_layers(
     tokens: int,
     block: int,
     per_block: int,
     seed: int,
-    layer: int,
     step: int,
+    layers: int,
     device: torch.device,
-) -> Tensor:
+) -> tuple[Tensor, ...]:
     start = torch.arange(0, tokens, block)
     size = (tokens - start).clamp_max(block)[:, None]
-    generator = torch.Generator().manual_seed(hash((seed, layer, step)) % 2**63)
-    jitter = torch.rand(len(start), per_block, generator=generator, dtype=torch.float64)
+    jitter = torch.empty(layers, len(start), per_block, dtype=torch.float64)
+    for layer in range(layers):
+        generator = torch.Generator().manual_seed(hash((seed, layer, step)) % 2**63)
+        jitter[layer].uniform_(generator=generator)
     stretch = (torch.arange(per_block) + jitter) / per_block
-    return (start[:, None] + (stretch * size).long().clamp_max(size - 1)).to(device)
+    found = start[:, None] + (stretch * size).long().clamp_max(size - 1)
+    return found.to(device).unbind()
