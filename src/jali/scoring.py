@@ -320,6 +320,12 @@ def _matmul(q: Tensor, k: Tensor) -> Tensor:
     """q [B, H, R, D] · k [B, Hkv, S, D]ᵀ -> [B, H, R, S], sharing key heads among query heads."""
     B, H, R, D = q.shape
     kv = k.shape[1]
+    if kv == H and B > 1 and not k.is_contiguous():
+        # Samples and heads of a model's own memory do not make one batch: k would be copied whole.
+        out = q.new_empty(B, H, R, k.shape[2])
+        for b in range(B):
+            torch.matmul(q[b], k[b].mT, out=out[b])
+        return out
     if kv == H:
         return q @ k.transpose(-1, -2)
     grouped = q.reshape(B, kv, H // kv * R, D) @ k.transpose(-1, -2)
