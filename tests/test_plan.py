@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from jali import BlockPlan, Blocks, TokenGrid, block_layout
 from jali.layout import BlockLayout
-from jali.plan import BlockList, full_plan
+from jali.lists import BlockList, Stack
+from jali.plan import full_plan
 
 
 def layout_of(M: int, N: int, q: int = 16, k: int = 16) -> BlockLayout:
@@ -168,10 +169,14 @@ def test_the_tally_is_the_work(plan: BlockPlan) -> None:
     """By levels, by lists made on demand and by given lists alike."""
     pairs = plan.layout.M * plan.layout.N
     listed = BlockPlan(plan.layout, plan.ratios, given=plan.lists)
+    parts = [plan.lists[ratio] for ratio in plan.ratios]
+    stack = Stack(plan.ratios, *(torch.stack(x) for x in zip(*parts, strict=True)))
+    stacked = BlockPlan(plan.layout, plan.ratios, given=stack)
     fresh = BlockPlan(plan.layout, plan.ratios, map=plan.levels)
-    for one in (plan, listed, fresh):
-        assert set(one.tally) == set(plan.ratios)
-        for ratio, count in one.tally.items():
+    assert torch.equal(stacked.levels, plan.levels)
+    for one in (plan, listed, stacked, fresh):
+        tally = dict(zip(plan.ratios, one.tally, strict=True))
+        for ratio, count in tally.items():
             assert torch.equal(count, (plan.levels == ratio).sum((-2, -1)))
-        work = sum(count.double() / ratio for ratio, count in one.tally.items())
+        work = sum(count.double() / ratio for ratio, count in tally.items())
         torch.testing.assert_close(one.costs.double(), work / pairs)

@@ -37,7 +37,6 @@ from jali.kernels.selection import (
     cumulative_ends,
     entropy_budgets,
     level_lists,
-    levels_to_lists,
     select_levels,
     select_lists,
 )
@@ -229,7 +228,7 @@ def psa_works(q: Tensor, k: Tensor) -> dict[str, Work]:
         def old(flag: bool = normalised) -> object:
             scores = score(flag, tile=old_tile, tma=False)
             levels = select_levels(scores, ends, RATIOS, early_exit=False)
-            return [levels_to_lists(levels, ratio) for ratio in RATIOS]
+            return [level_lists(levels, (ratio,)) for ratio in RATIOS]
 
         def new(flag: bool = normalised) -> object:
             return level_lists(select_levels(score(flag), ends, RATIOS), RATIOS)
@@ -261,7 +260,7 @@ def psa_works(q: Tensor, k: Tensor) -> dict[str, Work]:
     works["  select_levels early warps 2"] = lambda: select_levels(scores, ends, RATIOS, warps=2)
     works["  level_lists, 4 ratios"] = lambda: level_lists(levels, RATIOS)
     works["  level_lists, 4 ratios, warps 2"] = lambda: level_lists(levels, RATIOS, warps=2)
-    works["  levels_to_lists, one ratio"] = lambda: levels_to_lists(levels, 2)
+    works["  levels_to_lists, one ratio"] = lambda: level_lists(levels, (2,))
     return works
 
 

@@ -19,5 +19,5 @@ def kernels_run(device: torch.device) -> bool:
 
 @functools.cache
 def kernels(part: str) -> Any:
-    """One of their modules: scores, selection, gather, attention, merge."""
+    """One of their modules: scores, selection, gather, attention."""
     return importlib.import_module(f"jali.kernels.{part}")

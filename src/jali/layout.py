@@ -62,6 +62,10 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
     return x.index_select(2 if x.dim() >= 3 else 1, index)
 
 
+def _alike(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return q.shape == k.shape == v.shape and q.dtype == k.dtype == v.dtype
+
+
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
     """The queries' and the keys' arrangement, cut into blocks that are full except the last.
@@ -93,6 +97,14 @@ class BlockLayout:
     only_text_rows: bool
     device: torch.device = field(repr=False)
 
+    def arrange(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """[B, H, S, D] each, in the caller's order, to arranged order."""
+        index = self.q.index
+        if index is not None and self.k is self.q and _alike(q, k, v) and kernels_run(index.device):
+            found: tuple[Tensor, ...] = kernels("gather").gather_three(q, k, v, index)
+            return found
+        return self.q.arrange(q), self.k.arrange(k), self.k.arrange(v)
+
     @functools.cached_property
     def M(self) -> int:
         return -(-self.q.tokens // self.blocks.q)
@@ -100,6 +112,11 @@ class BlockLayout:
     @functools.cached_property
     def N(self) -> int:
         return -(-self.k.tokens // self.blocks.k)
+
+    @functools.cached_property
+    def pairs(self) -> int:
+        """How many pairs of a query block and a key block there are."""
+        return self.M * self.N
 
     @functools.cached_property
     def forced(self) -> Tensor:

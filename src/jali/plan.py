@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +13,13 @@ from torch import Tensor
 
 from jali.fused import kernels, kernels_run
 from jali.layout import BlockLayout, Blocks
+from jali.lists import BlockList, Lists, Stack
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SKIP = 0
 RATIOS = (1, 2, 4, 8)
-
-
-@dataclass(frozen=True, eq=False)
-class BlockList:
-    """Per query block the key blocks read at one ratio, ascending.
-
-    counts int32 [B|1, H|1, M]; indices int32 [B|1, H|1, M, W]. Only the first `count` entries
-    mean something; the others are 0, so no list ever points outside the keys.
-    """
-
-    counts: Tensor
-    indices: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,17 +34,17 @@ class BlockPlan:
     layout: BlockLayout
     ratios: tuple[int, ...]
     map: Tensor | None = None
-    given: Mapping[int, BlockList] | None = None
+    given: Lists | None = None
     causal: bool = False
 
     def __post_init__(self) -> None:
         check_ratios(self.ratios, self.layout.blocks)
         if (self.map is None) == (self.given is None):
             raise ValueError("a BlockPlan is given as a level map or as lists, one of the two")
+        if self.map is None:
+            return
         shape = (self.layout.M, self.layout.N)
-        if self.map is not None and (
-            self.map.dim() != 4 or self.map.dtype != torch.uint8 or self.map.shape[2:] != shape
-        ):
+        if self.map.dim() != 4 or self.map.dtype != torch.uint8 or self.map.shape[2:] != shape:
             raise ValueError(
                 f"a level map is uint8 [B or 1, H or 1, {shape[0]}, {shape[1]}], "
                 f"got {self.map.dtype} {tuple(self.map.shape)}"
@@ -98,12 +86,12 @@ class BlockPlan:
         return levels.to(torch.uint8)
 
     @property
-    def lists(self) -> Mapping[int, BlockList]:
+    def lists(self) -> Lists:
         """A list per ratio."""
         return self._listed if self.given is None else self.given
 
     @functools.cached_property
-    def _listed(self) -> Mapping[int, BlockList]:
+    def _listed(self) -> Lists:
         return list_blocks(self.levels, self.ratios)
 
     @functools.cached_property
@@ -114,22 +102,29 @@ class BlockPlan:
     @functools.cached_property
     def costs(self) -> Tensor:
         """The cost of every head, on the device. fp32 [B|1, H|1]."""
-        work = sum(count / ratio for ratio, count in self.tally.items())
+        work = sum(count / ratio for ratio, count in zip(self.ratios, self.tally, strict=True))
         assert isinstance(work, Tensor)
-        return work / (self.layout.M * self.layout.N)
+        return work / self.layout.pairs
 
     @property
-    def tally(self) -> Mapping[int, Tensor]:
-        """How many blocks are read at each ratio, per head, on the device. int64 [B|1, H|1]."""
-        if self.given is not None or "_listed" in vars(self):
-            return {ratio: part.counts.sum(-1) for ratio, part in self.lists.items()}
-        return {ratio: (self.levels == ratio).sum((-2, -1)) for ratio in self.ratios}
+    def tally(self) -> Tensor:
+        """How many blocks are read at each ratio, per head, on the device. int64 [R, B|1, H|1]."""
+        lists = vars(self).get("_listed") if self.given is None else self.given
+        if type(lists) is Stack and lists.ratios == self.ratios:
+            return lists.counts.sum(-1)
+        if lists is None:
+            counts = [(self.levels == ratio).sum((-2, -1)) for ratio in self.ratios]
+        else:
+            counts = [lists[ratio].counts.sum(-1) for ratio in self.ratios]
+        return (
+            counts[0][None] if len(counts) == 1 else torch.stack(torch.broadcast_tensors(*counts))
+        )
 
     @functools.cached_property
     def density(self) -> float:
         """Share of block pairs that are touched at any level. Waits for the device."""
-        touched = sum(float(count.double().mean()) for count in self.tally.values())
-        return touched / (self.layout.M * self.layout.N)
+        touched = float(self.tally.sum(0).double().mean())
+        return touched / self.layout.pairs
 
     def coarsen(self, blocks: Blocks) -> BlockPlan:
         """The same plan on other blocks: each is read as finely as its finest part.
@@ -210,11 +205,11 @@ def check_ratios(ratios: tuple[int, ...], blocks: Blocks) -> None:
         )
 
 
-def list_blocks(levels: Tensor, ratios: tuple[int, ...]) -> dict[int, BlockList]:
+def list_blocks(levels: Tensor, ratios: tuple[int, ...]) -> Lists:
     """The blocks that uint8 levels [B|1, H|1, M, N] read at each ratio, ascending."""
     if levels.is_cuda and kernels_run(levels.device):
-        found = kernels("selection").level_lists(levels, ratios)
-        return {ratio: BlockList(*part) for ratio, part in found.items()}
+        found: Lists = kernels("selection").level_lists(levels, ratios)
+        return found
     lists = {}
     N = levels.shape[-1]
     column = torch.arange(N, dtype=torch.int32, device=levels.device)

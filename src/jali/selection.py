@@ -9,7 +9,8 @@ from torch import Tensor
 
 from jali.fused import kernels, kernels_run
 from jali.layout import BlockLayout
-from jali.plan import BlockList, BlockPlan
+from jali.lists import BlockList
+from jali.plan import SKIP, BlockPlan
 
 
 def ranks(scores: Tensor, forced: Tensor | None = None) -> Tensor:
@@ -108,19 +109,22 @@ def count_to_reach(scores: Tensor, share: float, forced: Tensor | None = None) -
     return 1 + (mass < share * total - 1e-9 * total).sum(-1, keepdim=True)
 
 
-def pyramid_levels(
+def keep_pyramid(
     scores: Tensor,
     layout: BlockLayout,
-    ratios: tuple[int, ...],
+    levels: tuple[int, ...],
     bounds: tuple[float, ...],
     floor: float | None,
-    cap: Tensor | None = None,
-) -> Tensor:
-    """Rank blocks by score, forced ones first, and give each the ratio whose bound it lies before.
+    cap: Tensor | None,
+    ratios: tuple[int, ...],
+) -> BlockPlan:
+    """Rank blocks by score, forced ones first, and read each at the level whose bound it lies
+    before.
 
     Bounds are shares of ranked blocks, or with a `floor` shares of cumulative score (see
-    `cumulative_ends`). `cap` uint8 [B, H, N] is the coarsest ratio a key block may be read at.
-    Own and text blocks are read in full, and text reads everything. uint8 levels [B, H, M, N].
+    `cumulative_ends`). `cap` uint8 [B, H, N] is the coarsest ratio a key block may be read at;
+    `ratios` are all that may come of it. Own and text blocks are read in full, text reads
+    everything, and no row reads nothing.
     """
     least = None if floor is None else min(layout.N, int(floor * layout.N) + 1)
     if _fused(scores):
@@ -131,21 +135,27 @@ def pyramid_levels(
             at = _on_device(bounds, scores.device)
             ends = selection.cumulative_ends(scores, at, least, forced=layout.forced)
         rows = layout.text_rows if layout.has_text_rows else None
-        return selection.select_levels(scores, ends, ratios, layout.forced, rows, cap)
+        lists = selection.list_levels(scores, ends, levels, ratios, layout.forced, rows, cap)
+        return BlockPlan(layout, ratios, given=lists)
     rank = ranks(scores, layout.forced)
     if least is None:
         ends = quantile_ends(layout.N, bounds, scores.device)
     else:
         ends = cumulative_ends(scores, rank, bounds, least)
-    return protect(levels_by_rank(rank, ends, ratios), layout, cap)
+    return BlockPlan(layout, ratios, map=protect(levels_by_rank(rank, ends, levels), layout, cap))
 
 
 def protect(levels: Tensor, layout: BlockLayout, cap: Tensor | None) -> Tensor:
-    """Apply the cap; read own and text blocks in full; let text read everything."""
+    """Apply the cap; read own and text blocks in full; let text read everything, and a row that
+    would read nothing its first block."""
     if cap is not None:
         levels = torch.minimum(levels, cap[:, :, None])
     full = layout.forced | layout.text_rows[:, None]
-    return torch.where(full, 1, levels).to(torch.uint8)
+    levels = torch.where(full, 1, levels).to(torch.uint8)
+    if layout.offset is None:  # no own blocks
+        unread = (levels == SKIP).all(-1, keepdim=True)
+        levels[..., :1] = torch.where(unread, 1, levels[..., :1])
+    return levels
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from jali.kernels.attention import Config, block_sparse_attention, default_config
 from jali.kernels.granules import pack_granules
 from jali.kernels.pooling import pool_pyramid
+from jali.lists import Stack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {
@@ -215,13 +216,6 @@ def test_pooled_tile_width(pool_n):
     check(q, k, v, levels, (2, 4, 8), 64, 32, config=Config(pool_n=pool_n))
 
 
-def test_head_order_changes_nothing():
-    q, k, v = make_qkv(2, 4, 4, 64, 128, 16)
-    levels = make_levels((2, 4, 1, 2), (1, 2))
-    order = torch.tensor([2, 0, 3, 1], dtype=torch.int32, device=DEVICE)
-    check(q, k, v, levels, (1, 2), 64, 64, head_order=order)
-
-
 def test_large_logits_and_negative_scale():
     q, k, v = make_qkv(1, 1, 1, 64, 128, 16)
     lists = make_lists(torch.ones(1, 1, 1, 2), (1,))
@@ -233,11 +227,62 @@ def test_large_logits_and_negative_scale():
 
 
 @pytest.mark.parametrize("k_block", [64, 96])
-def test_a_ready_pyramid_may_hold_more_levels(k_block):
+def test_only_some_of_the_lists(k_block):
     # At 96 keys a block the last one reaches past the section of its ratio.
     q, k, v = make_qkv(1, 1, 1, 64, 250, 16)
-    levels = make_levels((1, 1, 1, blocks(250, k_block)), (2, 8), skip=False)
-    check(q, k, v, levels, (2, 8), 64, k_block, pyramid=pool_pyramid(k, v, (2, 4, 8)))
+    levels = make_levels((1, 1, 1, blocks(250, k_block)), (1, 2, 8), skip=False)
+    lists = make_lists(levels, (1, 2, 8))
+    some = torch.where(levels == 1, 0, levels)
+    out, lse = block_sparse_attention(q, k, v, lists, 64, k_block, 0.25, ratios=(2, 8))
+    want, want_lse = reference(q, k, v, some, 64, k_block, 0.25)
+    torch.testing.assert_close(out.cpu(), want, atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(lse.cpu(), want_lse, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 16), (2, 3, 37, 80), (1, 4, 130, 64)])
+def test_added_to_an_attention_over_other_keys(shape, order, dtype):
+    batch, heads, seq, dim = shape
+    q, k, v = make_qkv(batch, heads, heads, seq, 300, dim, dtype, order)
+    levels = make_levels((batch, heads, blocks(seq, 64), 5), (1, 2, 8), skip=False)
+    lists = make_lists(levels, (1, 2, 8))
+    first = block_sparse_attention(q, k, v, lists, 64, 64, 0.25, ratios=(1,))
+    both = block_sparse_attention(q, k, v, lists, 64, 64, 0.25, ratios=(2, 8), onto=first)
+    assert all(a is b for a, b in zip(first, both, strict=True))
+    want = reference(q, k, v, levels, 64, 64, 0.25)
+    tol = TOLERANCE[dtype]
+    torch.testing.assert_close(both[0].float().cpu(), want[0], atol=tol, rtol=tol)
+    torch.testing.assert_close(both[1].cpu(), want[1], atol=tol, rtol=tol)
+
+
+def test_adding_nothing_and_adding_to_nothing():
+    q, k, v = make_qkv(1, 2, 2, 100, 128, 16)
+    some, none = (make_lists(torch.full((1, 2, 2, 2), x), (2,)) for x in (2, 0))
+    want, want_lse = block_sparse_attention(q, k, v, some, 64, 64, 0.25)
+    for first, second in ((some, none), (none, some)):
+        before = block_sparse_attention(q, k, v, first, 64, 64, 0.25)
+        out, lse = block_sparse_attention(q, k, v, second, 64, 64, 0.25, onto=before)
+        torch.testing.assert_close(out, want)
+        torch.testing.assert_close(lse, want_lse)
+    before = block_sparse_attention(q, k, v, none, 64, 64, 0.25)
+    out, lse = block_sparse_attention(q, k, v, none, 64, 64, 0.25, onto=before)
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+def test_lists_in_one_stack():
+    q, k, v = make_qkv(2, 3, 3, 100, 300, 16)
+    levels = make_levels((2, 3, 2, 5), (1, 2, 4, 8))
+    lists = make_lists(levels, (1, 2, 4, 8))
+    stack = Stack(
+        tuple(lists),
+        torch.stack([counts for counts, _ in lists.values()]),
+        torch.stack([indices for _, indices in lists.values()]),
+    )
+    want = block_sparse_attention(q, k, v, lists, 64, 64, 0.25)
+    got = block_sparse_attention(q, k, v, stack, 64, 64, 0.25)
+    assert all(map(torch.equal, got, want))
 
 
 def test_granules_fill_whole_tiles():
@@ -279,3 +324,15 @@ def test_wrong_calls_are_refused(change, message):
         call["lists"] = {3: make_lists(torch.ones(1, 1, 1, 1), (1,))[1]}
     with pytest.raises(ValueError, match=message):
         block_sparse_attention(q, k, v, k_block=64, scale=1.0, **call)
+
+
+@pytest.mark.parametrize(
+    ("out", "lse", "message"),
+    [((1, 1, 60, 16), (1, 1, 60), "to add to"), ((1, 1, 64, 16), (1, 64, 1), "log-sum-exp")],
+)
+def test_what_cannot_be_added_to_is_refused(out, lse, message):
+    q, k, v = make_qkv(1, 1, 1, 64, 64, 16)
+    lists = make_lists(torch.ones(1, 1, 1, 1), (1,))
+    onto = torch.empty(out, device=DEVICE), torch.empty(lse, device=DEVICE)
+    with pytest.raises(ValueError, match=message):
+        block_sparse_attention(q, k, v, lists, 64, 64, 1.0, onto=onto)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from jali.kernels.gather import gather_rows
+from jali.kernels.gather import gather_rows, gather_three
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -39,3 +39,14 @@ def test_gather_may_repeat_and_drop_rows() -> None:
     x = source("bshd", torch.float32)
     index = torch.tensor([5, 5, 0], device=DEVICE)
     assert torch.equal(gather_rows(x, index), x[:, :, index])
+
+
+@pytest.mark.parametrize("memories", [("bshd",) * 3, ("bshd", "bshd", "fused"), ("bhsd",) * 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gather_three(memories: tuple[str, ...], dtype: torch.dtype) -> None:
+    q, k, v = (source(memory, dtype) + i for i, memory in enumerate(memories))
+    order = torch.randperm(37, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    got = gather_three(q, k, v, order, rows=4, columns=64)
+    for one, x in zip(got, (q, k, v), strict=True):
+        assert torch.equal(one, x[:, :, order])
+        assert one.transpose(1, 2).is_contiguous()

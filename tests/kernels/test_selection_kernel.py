@@ -14,7 +14,7 @@ from jali.kernels.selection import (
     cumulative_ends,
     entropy_budgets,
     level_lists,
-    levels_to_lists,
+    list_levels,
     row_entropy,
     select_levels,
     select_lists,
@@ -213,9 +213,12 @@ def test_select_levels(per_row: bool, special: bool) -> None:
         want[:, :, full] = 1
         want = torch.minimum(want, cap[:, :, None])
     assert torch.equal(got, want)
-    for ratio in ratios:
-        counts, indices = levels_to_lists(got, ratio)
-        rows = (got == ratio).flatten(0, 2)
+    # The same at once, as lists. A row that reads nothing reads its first block there.
+    want[..., :1] = torch.where((want == 0).all(-1, keepdim=True), 1, want[..., :1])
+    lists = list_levels(scores, ends, ratios, ratios, forced, full, cap)
+    assert list(lists) == list(ratios)
+    for ratio, (counts, indices) in lists.items():
+        rows = (want == ratio).flatten(0, 2)
         check_lists(counts, indices, [row.nonzero().flatten().tolist() for row in rows])
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from jali.backends.backend import Backend, Task, contiguous_rows, dtype_reasons
 from jali.layout import Blocks
+from jali.lists import BlockList
 from jali.padding import KeyPadding
 from jali.plan import BlockPlan
 
@@ -66,12 +67,10 @@ class Fa4(Backend):
         padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
-        listed = plan.lists[1]
-        counts, indices = listed.counts, listed.indices
         if padding is None:
-            return _sparse(q, k, v, counts, indices, plan.blocks, scale)
+            return sparse(q, k, v, plan.lists[1], plan.blocks, scale)
         assert padding.host is not None
-        return _by_length(q, k, v, counts, indices, plan.blocks, scale, padding.host)
+        return _by_length(q, k, v, plan.lists[1], plan.blocks, scale, padding.host)
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -134,9 +133,11 @@ def _no_masked_blocks(M: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return counts, counts[..., None].contiguous()
 
 
-def _sparse(
-    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, indices: Tensor, blocks: Blocks, scale: float
+def sparse(
+    q: Tensor, k: Tensor, v: Tensor, listed: BlockList, blocks: Blocks, scale: float
 ) -> tuple[Tensor, Tensor]:
+    """Attention to the listed blocks, rows of q, k and v contiguous: output and log-sum-exp."""
+    counts, indices = listed
     empty_counts, empty_indices = _no_masked_blocks(counts.shape[2], q.device)
     out, lse = _flash().flash_attn_func(
         q.transpose(1, 2),
@@ -157,10 +158,11 @@ def _sparse(
 
 
 def _by_length(
-    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, indices: Tensor,
-    blocks: Blocks, scale: float, lengths: tuple[int, ...],
+    q: Tensor, k: Tensor, v: Tensor, listed: BlockList, blocks: Blocks, scale: float,
+    lengths: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One call per sample, its keys cut to their length and its lists to the blocks left."""
+    counts, indices = listed
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     slot = torch.arange(indices.shape[-1], device=q.device)
@@ -172,8 +174,8 @@ def _by_length(
         left = -(-length // blocks.k)
         inside = (slot < counts[here, ..., None]) & (indices[here] < left)
         kept = inside.sum(-1, dtype=torch.int32)
-        listed = indices[here, ..., :left]
-        out[one], lse[one] = _sparse(
-            q[one], k[one, :, :length], v[one, :, :length], kept, listed, blocks, scale
+        real = BlockList(kept, indices[here, ..., :left])
+        out[one], lse[one] = sparse(
+            q[one], k[one, :, :length], v[one, :, :length], real, blocks, scale
         )
     return out, lse

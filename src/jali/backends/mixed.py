@@ -1,8 +1,9 @@
 """Pyramids at full speed: FlashAttention-4 reads the blocks at full resolution, jali's Triton
-kernel the pooled ones, and their log-sum-exps tell how to add the two."""
+kernel the pooled ones and adds the two: their log-sum-exps tell how."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
@@ -10,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from jali.backends import fa4
 from jali.backends.backend import Backend, Task, contiguous_rows
 from jali.backends.fa4 import Fa4
 from jali.backends.triton import Triton
@@ -19,8 +21,13 @@ from jali.padding import KeyPadding
 from jali.plan import BlockPlan
 
 
+@functools.cache
+def pooled(ratios: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(ratio for ratio in ratios if ratio != 1)
+
+
 class Mixed(Backend):
-    """Pays off where much is read in full; the merge reads two outputs and writes one."""
+    """Pays off where much is read in full; the second kernel reads what the first wrote."""
 
     name: ClassVar[str] = "fa4+triton"
     tolerance: ClassVar[Mapping[torch.dtype, float]] = Fa4.tolerance
@@ -45,10 +52,9 @@ class Mixed(Backend):
         padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
-        out, lse = Fa4().attend(q, k, v, plan, scale)
-        pooled = {r: (part.counts, part.indices) for r, part in plan.lists.items() if r != 1}
-        other, other_lse = kernels("attention").block_sparse_attention(
-            q, k, v, pooled, plan.blocks.q, plan.blocks.k, scale
+        lists, blocks = plan.lists, plan.blocks
+        full = fa4.sparse(q, k, v, lists[1], blocks, scale)
+        found: tuple[Tensor, Tensor] = kernels("attention").block_sparse_attention(
+            q, k, v, lists, blocks.q, blocks.k, scale, ratios=pooled(plan.ratios), onto=full
         )
-        merged: tuple[Tensor, Tensor] = kernels("merge").merge_attention(out, lse, other, other_lse)
-        return merged
+        return found

@@ -51,7 +51,7 @@ class Triton(Backend):
             q,
             k,
             v,
-            {ratio: (part.counts, part.indices) for ratio, part in plan.lists.items()},
+            plan.lists,
             plan.blocks.q,
             plan.blocks.k,
             scale,

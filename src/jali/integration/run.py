@@ -248,7 +248,7 @@ class Run:
         why: str | None
         if tokens != k.shape[1]:
             why = "not self-attention"
-        elif (why := keys.problem or inactive(self.method, site, tokens)) is None:
+        elif (why := keys.problem or self.method.why_dense(site, tokens)) is None:
             course = self._course(stage, scene, site, grid, keys, q, k, v, scale, ranks, rank)
             if isinstance(course, Course):
                 return self._attend_sparsely(stage, scene, site, course, q, k, v, scale)
@@ -386,7 +386,7 @@ class Run:
         why: str | None, ran: BlockPlan | None = None,
     ) -> None:  # fmt: skip
         _, tokens, heads, _ = out.shape
-        work = None if ran is None else Work(ran.tally, ran.layout.M * ran.layout.N)
+        work = None if ran is None else Work(ran.ratios, ran.tally, ran.layout.pairs)
         total = None if self.finite == "off" else out.sum(dtype=torch.float32)
         self.records.append(
             Record(
@@ -448,13 +448,6 @@ class Run:
         if len(dense) < 2 or not sparse:
             return None
         return statistics.median(dense) / max(statistics.median(sparse), 1e-9)
-
-
-def inactive(method: Method, site: Site, tokens: int) -> str | None:
-    """Why a method is not active at a site, in words; None where it is."""
-    if isinstance(method, Schedule):
-        return method.why_dense(site, tokens)
-    return None if method.active(site, tokens) else f"method {method.name}"
 
 
 def asked_budget(method: Method) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 
 class Work(NamedTuple):
-    """Blocks read at each ratio, per sample and head, and how many there are."""
+    """Blocks read at each ratio, per sample and head [R, B|1, H|1], and how many there are."""
 
-    tally: Mapping[int, Tensor]
+    ratios: tuple[int, ...]
+    tally: Tensor
     blocks: int
 
 
@@ -106,7 +107,7 @@ class Stats:
 
 def read(records: list[Record]) -> tuple[Row, ...]:
     """Records as rows. Waits for the device, once."""
-    counts = _host([x for r in records if r.work is not None for x in r.work.tally.values()])
+    counts = _host([r.work.tally for r in records if r.work is not None])
     rows = []
     for r in records:
         heads = (1.0,) * r.heads if r.work is None else _costs(r.work, counts, r.heads)
@@ -122,8 +123,8 @@ def read(records: list[Record]) -> tuple[Row, ...]:
 def _costs(work: Work, counts: Iterator[float], heads: int) -> tuple[float, ...]:
     """The cost of every head. One plan may serve all heads, or all samples."""
     found = [0.0] * heads
-    for ratio, tally in work.tally.items():
-        samples, planned = tally.shape
+    _, samples, planned = work.tally.shape
+    for ratio in work.ratios:
         for _ in range(samples):
             ones = [next(counts) for _ in range(planned)]
             for head in range(heads):

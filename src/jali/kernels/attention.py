@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from jali.lists import Lists
+
 from .attention_kernel import attention_kernel
-from .granules import Packing, broadcast_strides, packing
+from .granules import Packing, packing
 from .launch import Kind, Launch, capability, kind
-from .pooling import RATIOS, Pooling, Pyramid, Sections, pooling
+from .places import NO_NUMBERS, Listed, Place, listed, places, tensors_of
+from .pooling import RATIOS, Pooling, pooling
 from .row_views import RowView, Tiles, row_view
 from .score_tiles import cdiv, power_of_two
 
@@ -95,12 +98,10 @@ def _fit(config: Config, q_block: int, k_block: int, views: _Views | None) -> Co
     return replace(config, block_m=block_m, block_n=block_n, num_warps=num_warps, tma=tma)
 
 
-Listed = tuple[tuple[int, Kind, Kind], ...]
-
-
 def _check(
-    q: Kind, k: Kind, v: Kind, lists: Listed, q_block: int, k_block: int, key_length: Kind | None
-) -> None:
+    q: Kind, k: Kind, v: Kind, lists: Mapping[int, Place], q_block: int, k_block: int,
+    key_length: Kind | None,
+) -> None:  # fmt: skip
     batch, heads, seq_q, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != dim or heads % k.shape[1]:
         raise ValueError(
@@ -121,24 +122,20 @@ def _check(
     if not lists:
         raise ValueError("no list of key blocks given")
     rows = cdiv(seq_q, q_block)
-    for ratio, counts, indices in lists:
+    for ratio, place in lists.items():
         if ratio != 1 and (ratio not in RATIOS or k_block % ratio):
             raise ValueError(f"ratio {ratio} must be 1 or one of {RATIOS} and divide {k_block}")
-        if counts.dtype != torch.int32 or indices.dtype != torch.int32:
-            raise ValueError(f"lists must be int32, got {counts.dtype}, {indices.dtype}")
-        if counts.shape != indices.shape[:3] or counts.shape[2] != rows:
+        some_batch, some_heads, some_rows, _ = place.shape
+        fits = some_batch in (1, batch) and some_heads in (1, heads) and some_rows == rows
+        if not fits:
             raise ValueError(
-                f"ratio {ratio}: need counts [B, H, {rows}] and indices [B, H, {rows}, W], got "
-                f"{tuple(counts.shape)} and {tuple(indices.shape)}"
+                f"ratio {ratio}: need lists for [{batch} or 1, {heads} or 1, {rows}] query blocks, "
+                f"got {list(place.shape[:3])}"
             )
-        if counts.shape[0] not in (1, batch) or counts.shape[1] not in (1, heads):
-            raise ValueError(f"ratio {ratio}: {tuple(counts.shape)} does not broadcast to q")
-        if indices.stride[3] != 1 and indices.shape[3] > 1:
-            raise ValueError(f"ratio {ratio}: the last dim of indices must be contiguous")
 
 
 def _fitted(
-    q: Kind, k: Kind, v: Kind, lists: Listed, q_block: int, k_block: int,
+    q: Kind, k: Kind, v: Kind, lists: Mapping[int, Place], q_block: int, k_block: int,
     key_length: Kind | None, config: Config | None,
 ) -> tuple[Config, _Views | None]:  # fmt: skip
     """The configuration of a checked call, and its views where they are to be read through."""
@@ -154,56 +151,52 @@ def block_sparse_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lists: Mapping[int, tuple[Tensor, Tensor]],
+    lists: Lists,
     q_block: int,
     k_block: int,
     scale: float,
     key_length: Tensor | None = None,
     config: Config | None = None,
     *,
-    head_order: Tensor | None = None,
-    pyramid: Pyramid | None = None,
+    ratios: tuple[int, ...] | None = None,
+    onto: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend from q [B, H, Sq, D] to the key blocks of k, v [B, Hkv, Sk, D] that `lists` names.
 
-    `lists` maps a ratio to (counts int32 [B|1, H|1, M], indices int32 [B|1, H|1, M, W]): the key
-    blocks each query block reads, ascending, only the first `counts` of them valid. Ratio 1 reads
-    the keys themselves; ratios 2, 4, 8 read means of that many keys, each weighing as many keys as
-    it stands for: logit = q·k̄·scale + ln(real keys behind k̄). One softmax runs over all of them.
-    Keys at or beyond key_length[b] (int32 [B] on the device) do not exist.
-
-    `head_order` int32 [H]: the order in which heads start (heavy ones first balances the load).
-    `pyramid`: the pooled k and v, where the caller has them already.
+    `ratios` says which of the lists are read (None: all). Ratio 1 reads the keys themselves; ratios
+    2, 4, 8 read means of that many keys, each weighing as many keys as it stands for: logit =
+    q·k̄·scale + ln(real keys behind k̄). One softmax runs over all of them. Keys at or beyond
+    key_length[b] (int32 [B] on the device) do not exist.
 
     Returns out, q's dtype and memory order, and the natural log-sum-exp, fp32 [B, H, Sq]. A row
-    without any real key gives 0 and -inf. Never waits for the device.
+    without any real key gives 0 and -inf. `onto`: the two of an attention over other keys, any
+    strides and contiguous; they are overwritten with those of both together, and returned. Never
+    waits for the device.
     """
     if scale < 0:
         q, scale = -q, -scale
-    listed = tuple(
-        (ratio, kind(counts), kind(indices)) for ratio, (counts, indices) in lists.items()
-    )
     call = _prepared(
-        kind(q), kind(k), kind(v), listed, q_block, k_block, scale,
-        None if key_length is None else kind(key_length), head_order is not None, config,
-        None if pyramid is None else pyramid.sections(ratio for ratio in lists if ratio != 1),
+        kind(q), kind(k), kind(v), listed(lists), q_block, k_block, scale,
+        None if key_length is None else kind(key_length), ratios,
+        None if onto is None else _stride_of(q, *onto), config,
     )  # fmt: skip
-    out = q.new_empty(call.out)
-    if call.swapped:
-        out = out.transpose(1, 2)
-    lse = torch.empty(*q.shape[:3], dtype=torch.float32, device=q.device)
-    pooled: tuple[Tensor | None, ...] = (None,) * 5
-    if call.packing is not None:
-        if pyramid is None:
-            assert call.pooling is not None
-            pyramid = call.pooling(k, v, key_length)
-        granules = call.packing(lists, key_length)
-        pooled = granules.ends, granules.ids, pyramid.k, pyramid.v, pyramid.bias
-    matrices: tuple[Any, ...] = (None, None, None)
-    if call.tiles is not None:
-        matrices = call.tiles[0].of(q), call.tiles[1].of(k), call.tiles[2].of(v)
+    if onto is None:
+        out = q.new_empty(call.out)
+        if call.swapped:
+            out = out.transpose(1, 2)
+        lse = torch.empty(*q.shape[:3], dtype=torch.float32, device=q.device)
+    else:
+        out, lse = onto
+    q_matrix = None if call.q_tiles is None else call.q_tiles.of(q)
+    k_matrix, v_matrix = None, None
+    if call.kv_tiles is not None:
+        k_matrix, v_matrix = call.kv_tiles[0].of(k), call.kv_tiles[1].of(v)
+    full: tuple[Tensor | None, ...] = tensors_of(lists, 1) if call.has_full else (None, None)
+    pooled: tuple[Tensor | None, ...] = (None, None, None)
+    if call.pooling is not None and call.packing is not None:
+        pooled = call.packing(lists, key_length), *call.pooling(k, v, key_length)
     call.launch(
-        q, k, v, *matrices, out, lse, *lists.get(1, (None, None)), *pooled, key_length, head_order,
+        q, k, v, q_matrix, k_matrix, v_matrix, out, lse, *full, *pooled, key_length
     )  # fmt: skip
     return out, lse
 
@@ -213,74 +206,91 @@ class _Prepared(NamedTuple):
 
     out: tuple[int, ...]
     swapped: bool
+    has_full: bool
     pooling: Pooling | None
     packing: Packing | None
-    tiles: tuple[Tiles, ...] | None
+    q_tiles: Tiles | None
+    kv_tiles: tuple[Tiles, Tiles] | None
     launch: Launch
 
 
 @functools.lru_cache(maxsize=256)
 def _prepared(
     q: Kind, k: Kind, v: Kind, lists: Listed, q_block: int, k_block: int, scale: float,
-    key_length: Kind | None, has_order: bool, config: Config | None, given: Sections | None,
+    key_length: Kind | None, ratios: tuple[int, ...] | None, onto: tuple[int, ...] | None,
+    config: Config | None,
 ) -> _Prepared:  # fmt: skip
-    """`given`: where a pyramid that is there already has what the lists ask for."""
-    cfg, views = _fitted(q, k, v, lists, q_block, k_block, key_length, config)
+    of = {r: place for r, place in places(lists).items() if ratios is None or r in ratios}
+    cfg, views = _fitted(q, k, v, of, q_block, k_block, key_length, config)
     batch, heads, seq, dim = q.shape
     swapped = heads > 1 and q.stride[1] < q.stride[2]
-    out_stride = (heads * seq * dim, dim, heads * dim) if swapped else (
+    out_stride: tuple[int, ...] = (heads * seq * dim, dim, heads * dim) if swapped else (
         heads * seq * dim, seq * dim, dim
     )  # fmt: skip
-    pool, packed, sections = None, None, given
-    asked = {ratio: (counts, indices) for ratio, counts, indices in lists if ratio != 1}
+    if onto is not None:
+        out_stride = onto[:3]
+    pool, packed = None, None
+    asked = tuple(sorted((ratio, place) for ratio, place in of.items() if ratio != 1))
     if asked:
-        if sections is None:
-            pool = pooling(k, v, tuple(asked), key_length is not None)
-            sections = pool.sections
-        kinds = tuple((ratio, *asked[ratio]) for ratio, _ in sections.starts)
+        pool = pooling(k, v, tuple(ratio for ratio, _ in asked), key_length is not None)
         lengths = None if key_length is None else key_length.shape[0]
-        packed = packing(kinds, sections, k_block, cfg.pool_n, k.shape[2], lengths)
+        packed = packing(asked, pool.sections, k_block, cfg.pool_n, k.shape[2], lengths)
     launch = _launch(
-        q, k, v, out_stride, lists, packed, sections, q_block, k_block, scale,
-        key_length is not None, has_order, cfg, views,
+        q, k, v, out_stride, of.get(1), pool, packed, q_block, k_block, scale,
+        key_length is not None, onto is not None, cfg, views,
     )  # fmt: skip
-    tiles = None
+    q_tiles, kv_tiles = None, None
     if views is not None:
-        rows_of = (cfg.block_m, cfg.block_n, cfg.block_n)
-        tiles = tuple(
-            view.tiles(rows, dim, q.dtype) for view, rows in zip(views, rows_of, strict=True)
-        )
+        q_tiles = views[0].tiles(cfg.block_m, dim, q.dtype)
+        if 1 in of:  # what is pooled has no use for them
+            k_tiles, v_tiles = (view.tiles(cfg.block_n, dim, q.dtype) for view in views[1:])
+            kv_tiles = k_tiles, v_tiles
     memory = (batch, seq, heads, dim) if swapped else (batch, heads, seq, dim)
-    return _Prepared(memory, swapped, pool, packed, tiles, launch)
+    return _Prepared(memory, swapped, 1 in of, pool, packed, q_tiles, kv_tiles, launch)
+
+
+def _stride_of(q: Tensor, out: Tensor, lse: Tensor) -> tuple[int, ...]:
+    """How an attention to add to lies in memory; it is checked."""
+    stride = out.stride()
+    if out.shape != q.shape or out.dtype != q.dtype or stride[3] != 1:
+        raise ValueError(
+            f"an attention to add to is {q.dtype} {list(q.shape)}, its last dim contiguous; got "
+            f"{out.dtype} {list(out.shape)}"
+        )
+    if lse.shape != q.shape[:3] or not lse.is_contiguous() or lse.dtype != torch.float32:
+        raise ValueError(
+            f"its log-sum-exp is fp32 {list(q.shape[:3])}, contiguous; got {lse.dtype} "
+            f"{list(lse.shape)}"
+        )
+    return stride
 
 
 def _launch(
-    q: Kind, k: Kind, v: Kind, out_stride: tuple[int, int, int], lists: Listed,
-    packed: Packing | None, sections: Sections | None, q_block: int, k_block: int, scale: float,
-    has_length: bool, has_order: bool, cfg: Config, views: _Views | None,
+    q: Kind, k: Kind, v: Kind, out_stride: tuple[int, ...], full: Place | None,
+    pool: Pooling | None, packed: Packing | None, q_block: int, k_block: int, scale: float,
+    has_length: bool, onto: bool, cfg: Config, views: _Views | None,
 ) -> Launch:  # fmt: skip
     batch, heads, seq_q, dim = q.shape
     heads_kv, seq_k = k.shape[1:3]
-    none3 = (0, 0, 0)
-    list_strides: tuple[int, ...] = none3 * 2
-    for ratio, counts, indices in lists:
-        if ratio == 1:
-            list_strides = broadcast_strides(counts) + broadcast_strides(indices)
-    pool_strides: tuple[int, ...] = none3 * 3
+    pool_numbers: tuple[int, ...] = (0,) * 7
     reach = max(
         seq_q * q.stride[2], seq_k * k.stride[2], seq_k * v.stride[2], seq_q * out_stride[2]
     )
-    if packed is not None and sections is not None:
-        pool_strides = _contiguous_strides(packed.ends) + _contiguous_strides(packed.ids)
-        (_, kv_heads, rows, _), bias = sections.shape, sections.bias
-        pool_strides += (kv_heads * rows * dim, rows * dim, 0 if bias[0] == 1 else bias[1])
-        reach = max(reach, rows * dim)
-    view_strides: tuple[int, ...] = none3 * 3
+    if pool is not None and packed is not None:
+        per_head = pool.sections.rows * dim
+        values_at = batch * heads_kv * per_head
+        bias_step = 0 if pool.bias[0] == 1 else pool.bias[1]
+        pool_numbers = (
+            *_contiguous_steps(packed.table), values_at, heads_kv * per_head, per_head, bias_step,
+        )  # fmt: skip
+        reach = max(reach, per_head)
+    view_strides: tuple[int, ...] = (0,) * 9
     if views is not None:
         view_strides = tuple(n for view in views for n in (view.row_b, view.row_h, view.col_h))
     numbers = (
         *q.stride[:3], *k.stride[:3], *v.stride[:3], *out_stride,
-        *list_strides, *pool_strides, *view_strides, seq_q, seq_k, scale * _LOG2_E,
+        *(NO_NUMBERS if full is None else full.numbers), *pool_numbers, *view_strides,
+        seq_q, seq_k, scale * _LOG2_E,
     )  # fmt: skip
     constants: dict[str, Any] = {
         "GROUP": heads // heads_kv,
@@ -294,11 +304,11 @@ def _launch(
         "POOL_N": cfg.pool_n,
         "STAGES": cfg.stages,
         "POOL_STAGES": cfg.pool_stages,
-        "HAS_FULL": any(ratio == 1 for ratio, _, _ in lists),
+        "HAS_FULL": full is not None,
         "HAS_POOLED": packed is not None,
         "EVEN": not has_length and seq_k % k_block == 0,
         "HAS_LENGTH": has_length,
-        "HAS_ORDER": has_order,
+        "ONTO": onto,
         "TMA": cfg.tma,
         "WIDE": reach >= 2**31,
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
@@ -311,8 +321,8 @@ def _launch(
     return Launch(attention_kernel, grid, numbers, constants)
 
 
-def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """As `broadcast_strides`, of a contiguous tensor."""
+def _contiguous_steps(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """How far the next sample, head and row are in a contiguous tensor; 0 where one serves all."""
     batch, heads, rows, width = shape
     per_head = rows * width
     return 0 if batch == 1 else heads * per_head, 0 if heads == 1 else per_head, width

@@ -58,9 +58,9 @@ def _gather(base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr, 
 @triton.jit
 def attention_kernel(
     Q, K, V, Q_DESC, K_DESC, V_DESC, OUT, LSE,
-    COUNT, INDEX, ENDS, GRANULES, POOL_K, POOL_V, BIAS, LENGTH, HEAD_ORDER,
+    COUNT, INDEX, GRANULES, POOLED, BIAS, LENGTH,
     qb, qh, qs, kb, kh, ks, vb, vh, vs, ob, oh, os,
-    cb, ch, cm, ib, ih, im, eb, eh, em, gb, gh, gm, pb, ph, bb,
+    c, cb, ch, cm, i, ib, ih, im, gb, gh, gm, pv, pb, ph, bb,
     q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, v_row_b, v_row_h, v_col_h,
     seq_q, seq_k, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -68,10 +68,11 @@ def attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POOL_N: tl.constexpr,
     STAGES: tl.constexpr, POOL_STAGES: tl.constexpr,
     HAS_FULL: tl.constexpr, HAS_POOLED: tl.constexpr, EVEN: tl.constexpr,
-    HAS_LENGTH: tl.constexpr, HAS_ORDER: tl.constexpr, TMA: tl.constexpr,
+    HAS_LENGTH: tl.constexpr, ONTO: tl.constexpr, TMA: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one query block of one head, over everything its lists name.
+    With ONTO, what OUT and LSE hold of other keys belongs to the same softmax.
 
     Query tiles are the fastest grid axis, so programs that run together share one head's K and V
     in the L2 cache.
@@ -79,8 +80,6 @@ def attention_kernel(
     tile_m = tl.program_id(0)
     h = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
-    if HAS_ORDER:
-        h = tl.load(HEAD_ORDER + h)
     h_kv = h // GROUP
     m = tile_m * BLOCK_M // Q_BLOCK
     h64 = h.to(tl.int64)
@@ -109,8 +108,8 @@ def attention_kernel(
         length = tl.minimum(tl.load(LENGTH + b), seq_k)
 
     if HAS_FULL:
-        count = tl.load(COUNT + b * cb + h64 * ch + m * cm)
-        index = INDEX + b * ib + h64 * ih + m.to(tl.int64) * im
+        count = tl.load(COUNT + c + b * cb + h64 * ch + m * cm)
+        index = INDEX + i + b * ib + h64 * ih + m.to(tl.int64) * im
         k_base = K + b * kb + h_kv64 * kh
         v_base = V + b * vb + h_kv64 * vh
         offs_n = tl.arange(0, BLOCK_N)
@@ -182,13 +181,13 @@ def attention_kernel(
                 acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
 
     if HAS_POOLED:
-        ends = ENDS + b * eb + h64 * eh + m.to(tl.int64) * em
+        ends = GRANULES + b * gb + h64 * gh + m.to(tl.int64) * gm
         end2 = tl.load(ends)
         end4 = tl.load(ends + 1)
         end8 = tl.load(ends + 2)
-        granules = GRANULES + b * gb + h64 * gh + m.to(tl.int64) * gm
-        pool_k = POOL_K + b * pb + h_kv64 * ph
-        pool_v = POOL_V + b * pb + h_kv64 * ph
+        granules = ends + 4
+        pool_k = POOLED + b * pb + h_kv64 * ph
+        pool_v = pool_k + pv
         offs_p = tl.arange(0, POOL_N)
         offs_g = offs_p // GRANULE
         ahead_g = tl.load(granules + offs_g, mask=(offs_p >= 0) & (end8 > 0), other=0)
@@ -209,11 +208,21 @@ def attention_kernel(
             bias = tl.load(BIAS + b * bb + rows)
             acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
 
+    out_at = OUT + b * ob + h64 * oh + _offsets(offs_m, os, offs_d, WIDE)
+    lse_at = LSE + (b * tl.num_programs(1) + h) * seq_q + offs_m
+    if ONTO:
+        # As if it were one more tile, whose sum and output are known.
+        other = tl.load(lse_at, mask=rows_ok, other=float("-inf")) * 1.4426950408889634
+        new_top = tl.maximum(top, other)
+        alpha = tl.exp2(top - new_top)
+        weight = tl.exp2(other - new_top)
+        total = total * alpha + weight
+        there = tl.load(out_at, mask=q_mask, other=0.0).to(tl.float32)
+        acc = acc * alpha[:, None] + there * weight[:, None]
+        top = new_top
     empty = total == 0.0
     norm = tl.where(empty, 1.0, total)
     out = acc * (1.0 / norm)[:, None]
-    o_at = _offsets(offs_m, os, offs_d, WIDE)
-    tl.store(OUT + b * ob + h64 * oh + o_at, out.to(OUT.dtype.element_ty), mask=q_mask)
+    tl.store(out_at, out.to(OUT.dtype.element_ty), mask=q_mask)
     lse = tl.where(empty, float("-inf"), (top + tl.log2(norm)) * 0.6931471805599453)
-    lse_at = (b * tl.num_programs(1) + h) * seq_q + offs_m
-    tl.store(LSE + lse_at, lse, mask=rows_ok)
+    tl.store(lse_at, lse, mask=rows_ok)

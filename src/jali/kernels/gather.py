@@ -14,7 +14,7 @@ from .score_tiles import cdiv, power_of_two
 
 
 @triton.jit
-def _gather_rows_kernel(
+def _copy_rows(
     x,
     index,
     out,  # [B, rows, pieces * width] contiguous
@@ -43,6 +43,29 @@ def _gather_rows_kernel(
     tl.store(target, value, mask=mask)
 
 
+@triton.jit
+def _gather_rows_kernel(
+    x, index, out, rows, pieces, width, x_b, x_s, x_p, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    _copy_rows(x, index, out, rows, pieces, width, x_b, x_s, x_p, ROWS, COLUMNS)
+
+
+@triton.jit
+def _gather_three_kernel(
+    q, k, v, index, out,  # [3, B, rows, pieces * width] contiguous
+    rows, pieces, width, q_b, q_s, q_p, k_b, k_s, k_p, v_b, v_s, v_p,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    which = tl.program_id(2)
+    each = tl.num_programs(1).to(tl.int64) * rows * pieces * width
+    if which == 0:
+        _copy_rows(q, index, out, rows, pieces, width, q_b, q_s, q_p, ROWS, COLUMNS)
+    elif which == 1:
+        _copy_rows(k, index, out + each, rows, pieces, width, k_b, k_s, k_p, ROWS, COLUMNS)
+    else:
+        _copy_rows(v, index, out + 2 * each, rows, pieces, width, v_b, v_s, v_p, ROWS, COLUMNS)
+
+
 def gather_rows(
     x: Tensor,
     index: Tensor,
@@ -57,27 +80,40 @@ def gather_rows(
     token rows are copied. `index` int32/int64 [S'] holds tokens of x and is not checked (that would
     wait for the device). Gathering with the inverse permutation restores the order.
     """
-    shape, launch = _launch(x.shape, x.stride(), index.shape, rows, columns, warps)
+    shape, launch = _launch(x.shape, (x.stride(),), index.shape, rows, columns, warps)
     out = torch.empty(*shape, dtype=x.dtype, device=x.device)
     launch(x, index.contiguous(), out)
     return out.transpose(1, 2)
 
 
+def gather_three(
+    q: Tensor, k: Tensor, v: Tensor, index: Tensor, *, rows: int | None = None, columns: int = 512
+) -> tuple[Tensor, ...]:
+    """`gather_rows` of three tensors of one shape and dtype, in one launch and one memory."""
+    strides = q.stride(), k.stride(), v.stride()
+    shape, launch = _launch(q.shape, strides, index.shape, rows, columns, 4)
+    out = torch.empty(3, *shape, dtype=q.dtype, device=q.device)
+    launch(q, k, v, index.contiguous(), out)
+    return out.transpose(2, 3).unbind()
+
+
 @functools.lru_cache(maxsize=256)
 def _launch(
-    shape: tuple[int, ...], stride: tuple[int, ...], index: tuple[int, ...], rows: int | None,
-    columns: int, warps: int,
+    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], index: tuple[int, ...],
+    rows: int | None, columns: int, warps: int,
 ) -> tuple[tuple[int, ...], Launch]:  # fmt: skip
-    """The result's shape in memory and what writes it."""
-    if len(shape) != 4 or stride[3] != 1 or len(index) != 1:
-        raise ValueError("need x [B, H, S, D] with a contiguous last dim and index [S']")
+    """The shape of a result in memory and what writes it, for one tensor or for three."""
+    if len(shape) != 4 or any(stride[3] != 1 for stride in strides) or len(index) != 1:
+        raise ValueError("need [B, H, S, D] with a contiguous last dim and index [S']")
     batch, heads, _, dim = shape
     length = index[0]
-    merged = heads == 1 or stride[1] == dim
+    merged = heads == 1 or all(stride[1] == dim for stride in strides)
     pieces, width = (1, heads * dim) if merged else (heads, dim)
     columns = min(columns, power_of_two(width))
     rows = rows or max(1, 4096 // columns)
-    grid = (cdiv(length, rows) * pieces * cdiv(width, columns), batch)
-    numbers = (length, pieces, width, stride[0], stride[2], stride[1])
+    grid = (cdiv(length, rows) * pieces * cdiv(width, columns), batch, len(strides))
+    steps = (n for stride in strides for n in (stride[0], stride[2], stride[1]))
     constants = {"ROWS": rows, "COLUMNS": columns, "num_warps": warps}
-    return (batch, length, heads, dim), Launch(_gather_rows_kernel, grid, numbers, constants)
+    kernel = _gather_rows_kernel if len(strides) == 1 else _gather_three_kernel
+    launch = Launch(kernel, grid, (length, pieces, width, *steps), constants)
+    return (batch, length, heads, dim), launch

@@ -9,7 +9,6 @@ go into a few mixed tiles behind them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,25 +18,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Kind, Launch, kind
-from .pooling import SECTION_ROWS, Pyramid, Sections
-from .score_tiles import cdiv
+from jali.lists import Lists, Stack
 
-Lists = Mapping[int, tuple[Tensor, Tensor]]
+from .launch import Launch
+from .places import NO_NUMBERS, Place, listed, places
+from .pooling import RATIOS, SECTION_ROWS, Pyramid, Sections
+from .score_tiles import cdiv
 
 
 @dataclass(frozen=True, slots=True)
 class Granules:
-    """`ids` int32 [B', H', M, W]: the granules of each query block's tiles, tile after tile.
-
-    Granule g is rows g*size .. g*size + size - 1 of the Pyramid. `ends` int32 [B', H', M, 4]: the
-    tile behind the last one of ratio 2, 4, 8, and of the mixed tiles, which the empty granule
-    fills up. B' and H' are 1 where all lists have 1 there.
+    """`table` int32 [B', H', M, 4 + W]: `ends`, then `ids`. B' and H' are 1 where all lists have 1
+    there.
     """
 
-    ends: Tensor
-    ids: Tensor
+    table: Tensor
     size: int
+
+    @property
+    def ends(self) -> Tensor:
+        """The tile behind the last one of ratio 2, 4, 8, and of the mixed tiles, which the empty
+        granule fills up."""
+        return self.table[..., :4]
+
+    @property
+    def ids(self) -> Tensor:
+        """The granules of each query block's tiles, tile after tile. Granule g is rows g*size ..
+        g*size + size - 1 of the Pyramid."""
+        return self.table[..., 4:]
 
 
 def granule_size(k_block: int, ratios: Mapping[int, object]) -> int:
@@ -88,9 +96,10 @@ def _append(IDS, INDEX, total, at, split, mixed_at, start, limit, empty,
 
 @triton.jit
 def _pack_kernel(
-    ENDS, IDS, LENGTH,
+    TABLE, LENGTH,
     COUNT2, INDEX2, COUNT4, INDEX4, COUNT8, INDEX8,
-    c2b, c2h, c2m, i2b, i2h, i2m, c4b, c4h, c4m, i4b, i4h, i4m, c8b, c8h, c8m, i8b, i8h, i8m,
+    c2, c2b, c2h, c2m, i2, i2b, i2h, i2m, c4, c4b, c4h, c4m, i4, i4b, i4h, i4m,
+    c8, c8b, c8h, c8m, i8, i8b, i8h, i8m,
     start2, start4, start8, limit2, limit4, limit8, empty, width, seq,
     K_BLOCK: tl.constexpr, PER2: tl.constexpr, PER4: tl.constexpr, PER8: tl.constexpr,
     PER_TILE: tl.constexpr, HAS_LENGTH: tl.constexpr, BLOCK: tl.constexpr,
@@ -101,29 +110,30 @@ def _pack_kernel(
     b = tl.program_id(2).to(tl.int64)
     row = (b * tl.num_programs(1) + h) * tl.num_programs(0) + m
     m64 = m.to(tl.int64)
-    ids = IDS + row * width
+    ends = TABLE + row * (4 + width)
+    ids = ends + 4
     length = seq
     if HAS_LENGTH:
         length = tl.minimum(tl.load(LENGTH + b), seq)
     whole = length // K_BLOCK
     partial = length % K_BLOCK != 0
 
-    index2 = INDEX2 + b * i2b + h * i2h + m64 * i2m
-    index4 = INDEX4 + b * i4b + h * i4h + m64 * i4m
-    index8 = INDEX8 + b * i8b + h * i8h + m64 * i8m
+    index2 = INDEX2 + i2 + b * i2b + h * i2h + m64 * i2m
+    index4 = INDEX4 + i4 + b * i4b + h * i4h + m64 * i4m
+    index8 = INDEX8 + i8 + b * i8b + h * i8h + m64 * i8m
     end2 = 0
     if PER2 > 0:
-        count = COUNT2 + b * c2b + h * c2h + m64 * c2m
+        count = COUNT2 + c2 + b * c2b + h * c2h + m64 * c2m
         full2, real2 = _measure(count, index2, whole, partial, PER2, BLOCK)
         end2 = full2 // PER_TILE
     end4 = end2
     if PER4 > 0:
-        count = COUNT4 + b * c4b + h * c4h + m64 * c4m
+        count = COUNT4 + c4 + b * c4b + h * c4h + m64 * c4m
         full4, real4 = _measure(count, index4, whole, partial, PER4, BLOCK)
         end4 = end2 + full4 // PER_TILE
     end8 = end4
     if PER8 > 0:
-        count = COUNT8 + b * c8b + h * c8h + m64 * c8m
+        count = COUNT8 + c8 + b * c8b + h * c8h + m64 * c8m
         full8, real8 = _measure(count, index8, whole, partial, PER8, BLOCK)
         end8 = end4 + full8 // PER_TILE
 
@@ -141,19 +151,10 @@ def _pack_kernel(
     rest = at + tl.arange(0, PER_TILE)
     nothing = tl.zeros((PER_TILE,), dtype=tl.int32) + empty
     tl.store(ids + rest, nothing, mask=rest < end * PER_TILE)
-    tl.store(ENDS + row * 4, end2)
-    tl.store(ENDS + row * 4 + 1, end4)
-    tl.store(ENDS + row * 4 + 2, end8)
-    tl.store(ENDS + row * 4 + 3, end)
-
-
-def broadcast_strides(x: Kind) -> tuple[int, int, int]:
-    """Strides of a list's first three dims, 0 where the batch or head dim is 1."""
-    return (
-        0 if x.shape[0] == 1 else x.stride[0],
-        0 if x.shape[1] == 1 else x.stride[1],
-        x.stride[2],
-    )
+    tl.store(ends, end2)
+    tl.store(ends + 1, end4)
+    tl.store(ends + 2, end8)
+    tl.store(ends + 3, end)
 
 
 def pack_granules(
@@ -169,67 +170,55 @@ def pack_granules(
     `seq`, `key_length`: how many keys there are. Blocks without a real key are left out.
     The width of `ids` is the most the lists can hold, so nothing is read back from the device.
     """
-    ratios = sorted(pyramid.starts)
-    kinds = tuple((ratio, kind(lists[ratio][0]), kind(lists[ratio][1])) for ratio in ratios)
+    of = places(listed(lists))
+    pooled = tuple((ratio, of[ratio]) for ratio in sorted(pyramid.starts))
     lengths = None if key_length is None else key_length.shape[0]
-    packed = packing(kinds, pyramid.sections(ratios), k_block, tile, seq, lengths)
-    return packed(lists, key_length)
+    packed = packing(pooled, pyramid.sections, k_block, tile, seq, lengths)
+    return Granules(packed(lists, key_length), packed.size)
 
 
 class Packing(NamedTuple):
-    """What of packing follows from shapes."""
+    """What of packing follows from shapes: that of the table, and what writes it."""
 
     ratios: tuple[int, ...]
-    ends: tuple[int, int, int, int]
-    ids: tuple[int, int, int, int]
+    table: tuple[int, int, int, int]
     size: int
     launch: Launch
 
-    def __call__(self, lists: Lists, key_length: Tensor | None) -> Granules:
-        first = lists[self.ratios[0]][0]
-        device = first.device
-        ends = torch.empty(*self.ends, dtype=torch.int32, device=device)
-        ids = torch.empty(*self.ids, dtype=torch.int32, device=device)
-        tensors: list[Tensor] = []
-        for ratio in (2, 4, 8):
-            tensors += lists[ratio] if ratio in self.ratios else (first, ids)
-        self.launch(ends, ids, key_length, *tensors)
-        return Granules(ends, ids, self.size)
+    def __call__(self, lists: Lists, key_length: Tensor | None) -> Tensor:
+        """A Granules' `table`."""
+        if type(lists) is Stack:
+            at2 = at4 = at8 = lists.counts, lists.indices
+        else:
+            anywhere = lists[self.ratios[0]]  # stands in for a list that is not there
+            at2, at4, at8 = (lists.get(ratio, anywhere) for ratio in RATIOS)
+        table = torch.empty(*self.table, dtype=torch.int32, device=at2[0].device)
+        self.launch(table, key_length, *at2, *at4, *at8)
+        return table
 
 
-@functools.lru_cache(maxsize=256)
 def packing(
-    lists: tuple[tuple[int, Kind, Kind], ...], sections: Sections, k_block: int, tile: int,
-    seq: int, lengths: int | None,
+    lists: tuple[tuple[int, Place], ...], sections: Sections, k_block: int, tile: int, seq: int,
+    lengths: int | None,
 ) -> Packing:  # fmt: skip
-    """`lists`: ratio, counts and indices, in the order of the sections."""
-    pooled = {ratio: (counts, indices) for ratio, counts, indices in lists}
-    start_of, tokens = dict(sections.starts), sections.tokens
+    """`lists`: the pooled ones, in the order of the sections."""
+    pooled, start_of = dict(lists), dict(sections.starts)
     size = min(granule_size(k_block, pooled), tile)
     per_tile = tile // size
-    batch = max(counts.shape[0] for counts, _ in pooled.values())
-    heads = max(counts.shape[1] for counts, _ in pooled.values())
-    first, _ = next(iter(pooled.values()))
-    rows = first.shape[2]
+    shapes = [place.shape for place in pooled.values()]
+    batch, heads = max(b for b, _, _, _ in shapes), max(h for _, h, _, _ in shapes)
+    rows = shapes[0][2]
     per_block = {ratio: k_block // (ratio * size) for ratio in pooled}
-    width = sum(indices.shape[3] * per_block[ratio] for ratio, (_, indices) in pooled.items())
+    width = sum(place.shape[3] * per_block[ratio] for ratio, place in pooled.items())
     width = max(cdiv(width, per_tile) * per_tile, per_tile)
     if lengths is not None:
         batch = max(batch, lengths)
-    strides: list[int] = []
-    for ratio in (2, 4, 8):
-        if ratio in pooled:
-            counts, indices = pooled[ratio]
-            strides += [*broadcast_strides(counts), *broadcast_strides(indices)]
-        else:
-            ids = (0 if batch == 1 else heads * rows * width, 0 if heads == 1 else rows * width)
-            strides += [*broadcast_strides(first), *ids, width]
-    numbers = (
-        *strides,
-        *(start_of.get(ratio, 0) // size for ratio in (2, 4, 8)),
-        *(tokens // ratio // size if ratio in pooled else 0 for ratio in (2, 4, 8)),
-        sections.empty_row // size, width, seq,
-    )  # fmt: skip
+    numbers: list[int] = []
+    for ratio in RATIOS:
+        numbers += pooled[ratio].numbers if ratio in pooled else NO_NUMBERS
+    numbers += [start_of[ratio] // size if ratio in pooled else 0 for ratio in RATIOS]
+    numbers += [sections.tokens // ratio // size if ratio in pooled else 0 for ratio in RATIOS]
+    numbers += [sections.empty_row // size, width, seq]
     constants = {
         "K_BLOCK": k_block,
         "PER2": per_block.get(2, 0),
@@ -240,6 +229,5 @@ def packing(
         "BLOCK": 256,
         "num_warps": 2,
     }
-    launch = Launch(_pack_kernel, (rows, heads, batch), numbers, constants)
-    ends, found = (batch, heads, rows, 4), (batch, heads, rows, width)
-    return Packing(tuple(pooled), ends, found, size, launch)
+    launch = Launch(_pack_kernel, (rows, heads, batch), tuple(numbers), constants)
+    return Packing(tuple(pooled), (batch, heads, rows, 4 + width), size, launch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,61 +24,57 @@ _GROUPS = 8
 
 
 class Sections(NamedTuple):
-    """Where the rows of each ratio begin, for how many tokens, and in what: the shape of the pooled
-    keys [B, Hkv, R, D] and that of their biases [B or 1, R]."""
+    """Where the rows of each ratio begin, for how many tokens, and how many rows there are."""
 
     starts: tuple[tuple[int, int], ...]
     tokens: int
-    shape: tuple[int, int, int, int]
-    bias: tuple[int, int]
-
-    @property
-    def empty_row(self) -> int:
-        """The first of SECTION_ROWS rows that stand for no key at all."""
-        return self.shape[2] - SECTION_ROWS
-
-
-@dataclass(frozen=True, slots=True)
-class Pyramid:
-    """All pooled levels of one K and V, one section of rows per ratio, finest first.
-
-    `k`, `v` are [B, Hkv, R, D] and contiguous, so that a run of pooled rows is one run of memory.
-    Row `starts[r] + g` holds the mean of the real keys among tokens g*r .. g*r + r - 1.
-    `bias` is [B or 1, R]: log2 of how many real keys a row stands for, -inf where there are none
-    (and there `k` and `v` are zero). The last SECTION_ROWS rows are always empty. `tokens`: how
-    many tokens each section covers, at least all there are.
-    """
-
-    k: Tensor
-    v: Tensor
-    bias: Tensor
-    starts: Mapping[int, int]
-    tokens: int
-
-    @property
-    def rows(self) -> int:
-        """R, the number of rows over all sections."""
-        return self.k.shape[2]
+    rows: int
 
     @property
     def empty_row(self) -> int:
         """The first of SECTION_ROWS rows that stand for no key at all."""
         return self.rows - SECTION_ROWS
 
+
+@dataclass(frozen=True, slots=True)
+class Pyramid:
+    """All pooled levels of one K and V, one section of rows per ratio, finest first.
+
+    `both` is [2, B, Hkv, R, D], keys then values, contiguous: a run of pooled rows is one run of
+    memory. The row of ratio r that is g behind the start of its section holds the mean of the real
+    keys among tokens g*r .. g*r + r - 1. `bias` is [B or 1, R]: log2 of how many real keys a row
+    stands for, -inf where there are none (and there keys and values are zero). The last
+    SECTION_ROWS rows are always empty. Sections cover as many tokens as there are, or more.
+    """
+
+    both: Tensor
+    bias: Tensor
+    sections: Sections
+
+    @property
+    def k(self) -> Tensor:
+        return self.both[0]
+
+    @property
+    def v(self) -> Tensor:
+        return self.both[1]
+
+    @property
+    def starts(self) -> dict[int, int]:
+        return dict(self.sections.starts)
+
+    @property
+    def empty_row(self) -> int:
+        return self.sections.empty_row
+
     @property
     def log_count(self) -> Tensor:
         """ln(number of real keys) per row, [B or 1, R], -inf where there are none."""
         return self.bias * math.log(2.0)
 
-    def sections(self, ratios: Iterable[int]) -> Sections:
-        """Where some of its ratios lie."""
-        starts = tuple((ratio, self.starts[ratio]) for ratio in sorted(ratios))
-        batch, heads, rows, dim = self.k.shape
-        return Sections(starts, self.tokens, (batch, heads, rows, dim), (len(self.bias), rows))
-
     def section_rows(self, ratio: int) -> int:
         """How many rows the section of `ratio` has, its padding included."""
-        return self.tokens // ratio
+        return self.sections.tokens // ratio
 
 
 @triton.jit
@@ -127,9 +123,9 @@ def _load(base, tokens, stride_s, offs_d, length, D: tl.constexpr, BLOCK_D: tl.c
 
 @triton.jit
 def _pool_kernel(
-    K, V, K_OUT, V_OUT, BIAS, LENGTH,
+    K, V, BOTH, BIAS, LENGTH,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
-    seq, rows_total, chunks, start2, start4, start8,
+    seq, rows_total, values_at, chunks, start2, start4, start8,
     H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     HAS2: tl.constexpr, HAS4: tl.constexpr, HAS8: tl.constexpr,
     HAS_LENGTH: tl.constexpr, GROUPS: tl.constexpr, EMPTY_ROWS: tl.constexpr,
@@ -146,8 +142,8 @@ def _pool_kernel(
     offs_d = tl.arange(0, BLOCK_D)
     group = tl.arange(0, GROUPS)
     head = (b * H + h) * rows_total * D
-    k_out = K_OUT + head
-    v_out = V_OUT + head
+    k_out = BOTH + head
+    v_out = BOTH + values_at + head
     if HAS_LENGTH:
         length = tl.minimum(tl.load(LENGTH + b), seq)
         bias = BIAS + b * rows_total
@@ -262,22 +258,26 @@ def pool_pyramid(
     A group's mean counts real keys only: the last group may be short, and keys at or beyond
     key_length[b] (int32 [B], on the device) do not exist. Sums are fp32, the result has k's dtype.
     """
-    return pooling(kind(k), kind(v), tuple(ratios), key_length is not None)(k, v, key_length)
+    made = pooling(kind(k), kind(v), tuple(ratios), key_length is not None)
+    both, bias = made(k, v, key_length)
+    return Pyramid(both, bias, made.sections)
 
 
 class Pooling(NamedTuple):
-    """What of pooling follows from shapes."""
+    """What of pooling follows from shapes: those of the pooled keys and values, and of the bias."""
 
     sections: Sections
+    both: tuple[int, int, int, int, int]
+    bias: tuple[int, int]
     launch: Launch
 
-    def __call__(self, k: Tensor, v: Tensor, key_length: Tensor | None) -> Pyramid:
-        starts, tokens, shape, bias_shape = self.sections
-        k_out = torch.empty(*shape, dtype=k.dtype, device=k.device)
-        v_out = torch.empty(*shape, dtype=v.dtype, device=v.device)
-        bias = torch.empty(*bias_shape, dtype=torch.float32, device=k.device)
-        self.launch(k, v, k_out, v_out, bias, key_length)
-        return Pyramid(k_out, v_out, bias, dict(starts), tokens)
+    def __call__(self, k: Tensor, v: Tensor, key_length: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A Pyramid's `both` and `bias`."""
+        device = k.device
+        both = torch.empty(*self.both, dtype=k.dtype, device=device)
+        bias = torch.empty(*self.bias, dtype=torch.float32, device=device)
+        self.launch(k, v, both, bias, key_length)
+        return both, bias
 
 
 @functools.lru_cache(maxsize=256)
@@ -293,7 +293,7 @@ def pooling(k: Kind, v: Kind, ratios: tuple[int, ...], has_length: bool) -> Pool
     tokens = padded_tokens(seq)
     chunks = tokens // (8 * _GROUPS)
     numbers = (
-        *k.stride[:3], *v.stride[:3], seq, rows, chunks,
+        *k.stride[:3], *v.stride[:3], seq, rows, batch * heads * rows * dim, chunks,
         starts.get(2, 0), starts.get(4, 0), starts.get(8, 0),
     )  # fmt: skip
     constants = {
@@ -310,4 +310,5 @@ def pooling(k: Kind, v: Kind, ratios: tuple[int, ...], has_length: bool) -> Pool
     }
     launch = Launch(_pool_kernel, (heads, chunks + 1, batch), numbers, constants)
     bias = (batch if has_length else 1, rows)
-    return Pooling(Sections(tuple(starts.items()), tokens, (batch, heads, rows, dim), bias), launch)
+    sections = Sections(tuple(starts.items()), tokens, rows)
+    return Pooling(sections, (2, batch, heads, rows, dim), bias, launch)

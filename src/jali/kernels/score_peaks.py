@@ -43,8 +43,9 @@ def _gather_keys_kernel(
     positions,  # int [n, per_block], -1: no sample
     key_length,
     packed,  # [heads of this launch, columns, D_PAD]
-    bias,  # fp32 [heads of this launch, columns]: 0 for a sample, -inf for a filler
-    has_sample,  # int32 [heads of this launch, n]
+    scratch,  # fp32: see _Scratch
+    bias_at,
+    sampled_at,
     first_head,
     heads,
     kv_group,
@@ -83,8 +84,9 @@ def _gather_keys_kernel(
     column = (key // KEYS) * KEYS + interleaved_column(key % KEYS, RUN, KEYS)
     row = slot.to(tl.int64) * columns + column
     tl.store(packed + row[:, None] * D_PAD + d[None, :], value)
-    tl.store(bias + row, tl.where(real, 0.0, _NEGATIVE))
-    tl.store(has_sample + slot * n + block, (spare >= 0).to(tl.int32), mask=block < n)
+    tl.store(scratch + bias_at + row, tl.where(real, 0.0, _NEGATIVE))
+    sampled = scratch + sampled_at + slot * n + block
+    tl.store(sampled, (spare >= 0).to(tl.float32), mask=block < n)
 
 
 @triton.jit
@@ -93,9 +95,10 @@ def _peak_kernel(
     positions,  # int [m, per_block]
     packed,
     matrix,  # descriptor of `packed` as [heads * columns, D_PAD], or unused
-    bias,
-    peaks,  # fp32 [heads of this launch, rows, parts]: unscaled maxima
-    sums,  # fp32 [heads of this launch, rows, tiles]: log2-sum-exp per key tile, if NORMALISED
+    scratch,
+    bias_at,
+    peaks_at,
+    sums_at,
     first_head,
     heads,
     rows,
@@ -140,8 +143,9 @@ def _peak_kernel(
     group = tl.arange(0, GROUPS)
     k_tile = n[:, None] * D_PAD + d[None, :]
     k_head = packed + slot.to(tl.int64) * columns * D_PAD
-    peak_rows = peaks + (slot.to(tl.int64) * rows + row)[:, None] * parts
-    sum_rows = sums + (slot.to(tl.int64) * rows + row) * tiles
+    bias = scratch + bias_at + slot * columns
+    peak_rows = scratch + peaks_at + (slot.to(tl.int64) * rows + row)[:, None] * parts
+    sum_rows = scratch + sums_at + (slot.to(tl.int64) * rows + row) * tiles
 
     first = split * tiles_per_split
     last = tl.minimum(first + tiles_per_split, tiles)
@@ -152,7 +156,7 @@ def _peak_kernel(
             tile = tl.load(k_head + t * (KEYS * D_PAD) + k_tile)
         logits = tl.dot(sample, tl.trans(tile), input_precision=PRECISION)
         if NORMALISED:
-            logits += tl.load(bias + slot * columns + t * KEYS + n)[None, :]
+            logits += tl.load(bias + t * KEYS + n)[None, :]
         peak = run_max(logits, ROWS, RUN, KEYS)
         part = t * GROUPS + group
         tl.store(peak_rows + part[None, :], peak, mask=(row < rows)[:, None])
@@ -165,10 +169,11 @@ def _peak_kernel(
 
 @triton.jit
 def _pool_peaks_kernel(
-    peaks,
-    sums,
-    has_sample,
+    scratch,
     out,  # fp32 [heads of this launch, m, n]
+    sampled_at,
+    peaks_at,
+    sums_at,
     rows,
     parts,
     tiles,
@@ -186,7 +191,9 @@ def _pool_peaks_kernel(
     column = tl.arange(0, N_PAD)
     in_chunk = tl.arange(0, CHUNK)
     real = column < n
-    real &= tl.load(has_sample + slot * n + column, mask=column < n, other=0) != 0
+    real &= tl.load(scratch + sampled_at + slot * n + column, mask=column < n, other=0.0) != 0.0
+    peaks = scratch + peaks_at
+    sums = scratch + sums_at
     best = tl.zeros([N_PAD], tl.float32)
     for start in range(0, Q_RUN, CHUNK):
         row = slot.to(tl.int64) * rows + block * Q_RUN + start + in_chunk
@@ -255,18 +262,36 @@ def sampled_peak_scores(
     device = q.device
     out = torch.empty(*call.shape, dtype=torch.float32, device=device)
     packed = torch.empty(*call.packed, dtype=k.dtype, device=device)
-    bias = torch.empty(*call.packed[:2], dtype=torch.float32, device=device)
-    has_sample = torch.empty(call.packed[0], call.shape[3], dtype=torch.int32, device=device)
-    peaks = torch.empty(*call.peaks, dtype=torch.float32, device=device)
-    sums = torch.empty(*call.sums, dtype=torch.float32, device=device) if normalised else bias
+    scratch = torch.empty(call.scratch, dtype=torch.float32, device=device)
     q_positions, k_positions = q_positions.contiguous(), k_positions.contiguous()
     matrix = None if call.matrix is None else call.matrix.of(packed)
     by_head = out if len(call.parts) == 1 else out.flatten(0, 1)
     for (start, stop), gather, find, pool in call.parts:
-        gather(k, k_positions, key_length, packed, bias, has_sample)
-        find(q, q_positions, packed, matrix, bias, peaks, sums)
-        pool(peaks, sums, has_sample, out if by_head is out else by_head[start:stop])
+        gather(k, k_positions, key_length, packed, scratch)
+        find(q, q_positions, packed, matrix, scratch)
+        pool(scratch, out if by_head is out else by_head[start:stop])
     return out
+
+
+class _Scratch(NamedTuple):
+    """Where in one tensor the kernels leave what they find for each other, per head of a launch:
+    `bias` [columns], 0 for a sample and -inf for a filler; `sampled` [n], not 0 where a key block
+    has a sample; `peaks` [rows, parts], the unscaled maxima; `sums` [rows, tiles], the log2-sum-exp
+    per key tile, where it is asked for."""
+
+    bias: int
+    sampled: int
+    peaks: int
+    sums: int
+    end: int
+
+    @classmethod
+    def of(cls, *sizes: int) -> _Scratch:
+        """One part behind the other, each beginning at a multiple of 64 bytes."""
+        starts = [0]
+        for size in sizes:
+            starts.append(cdiv(starts[-1] + size, 16) * 16)
+        return cls(*starts)
 
 
 class _Prepared(NamedTuple):
@@ -274,8 +299,7 @@ class _Prepared(NamedTuple):
 
     shape: tuple[int, int, int, int]
     packed: tuple[int, int, int]
-    peaks: tuple[int, int, int]
-    sums: tuple[int, int, int]
+    scratch: int
     matrix: Tiles | None
     parts: tuple[tuple[tuple[int, int], Launch, Launch, Launch], ...]
 
@@ -310,6 +334,9 @@ def _prepared(
     bytes_each += columns * (d_pad * q.itemsize + 4)
     launches = groups_of(batch * heads, bytes_each)
     slots = launches[0][1] - launches[0][0]
+    at = _Scratch.of(
+        slots * columns, slots * n, slots * rows * parts, slots * rows * tiles if normalised else 0
+    )
     row_tiles = cdiv(rows, tile.rows)
     per_split = even_splits(tiles, row_tiles * slots, 2 * processors(q.device))
     n_pad = power_of_two(n)
@@ -347,16 +374,17 @@ def _prepared(
     for start, stop in launches:
         size = stop - start
         numbers: tuple[int | float, ...] = (
-            start, heads, kv_group, k_len, n, k_positions[1], columns, *k.stride[:3],
+            at.bias, at.sampled, start, heads, kv_group, k_len, n, k_positions[1], columns,
+            *k.stride[:3],
         )  # fmt: skip
         gather = Launch(_gather_keys_kernel, (parts, size), numbers, to_gather)
         numbers = (
-            start, heads, rows, q_positions[1], m, columns, parts, tiles, per_split, scale_log2,
-            *q.stride[:3],
+            at.bias, at.peaks, at.sums, start, heads, rows, q_positions[1], m, columns, parts,
+            tiles, per_split, scale_log2, *q.stride[:3],
         )  # fmt: skip
         grid = (row_tiles, cdiv(tiles, per_split), size)
         find = Launch(_peak_kernel, grid, numbers, to_find)
-        numbers = (rows, parts, tiles, m, n, scale_log2)
+        numbers = (at.sampled, at.peaks, at.sums, rows, parts, tiles, m, n, scale_log2)
         pool = Launch(_pool_peaks_kernel, (m, size), numbers, to_pool)
         found.append(((start, stop), gather, find, pool))
     matrix = None
@@ -365,8 +393,7 @@ def _prepared(
     return _Prepared(
         (batch, heads, m, n),
         (slots, columns, d_pad),
-        (slots, rows, parts),
-        (slots, rows, tiles),
+        at.end,
         matrix,
         tuple(found),
     )

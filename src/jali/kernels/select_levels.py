@@ -13,21 +13,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jali.lists import Stack
+
 from .launch import Launch
 from .score_tiles import power_of_two
-from .select_lists import row_options
+from .select_lists import packed_ratios, row_options, store_lists
 from .select_rank import HIGHEST, cut_of, kth_key, midpoint, ordered_keys, running_counts
 
 
 @triton.jit
-def _select_levels_kernel(
+def _levels_of(
     scores,
     ends,
     forced,
     full_rows,
     cap,
-    levels,
-    m,
+    row,
+    slot,
+    line,
     n,
     end_stride,
     RATIOS: tl.constexpr,  # one byte per level, first level lowest
@@ -38,11 +41,9 @@ def _select_levels_kernel(
     HAS_CAP: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    slot = tl.program_id(1)
+    """The levels of one row, int32 [N_PAD]: 0 where skipped, and beyond n."""
     column = tl.arange(0, N_PAD)
     real = column < n
-    line = slot.to(tl.int64) * m + row
     key = ordered_keys(tl.load(scores + line * n + column, mask=real, other=float("nan")))
     if HAS_FORCED:
         must = tl.load(forced + row * n + column, mask=real, other=0) != 0
@@ -75,7 +76,73 @@ def _select_levels_kernel(
     if HAS_CAP:
         most = tl.load(cap + slot.to(tl.int64) * n + column, mask=real, other=1).to(tl.int32)
         level = tl.minimum(level, most)
-    tl.store(levels + line * n + column, level.to(tl.uint8), mask=real)
+    return tl.where(real, level, 0)
+
+
+@triton.jit
+def _select_levels_kernel(
+    scores,
+    ends,
+    forced,
+    full_rows,
+    cap,
+    levels,
+    m,
+    n,
+    end_stride,
+    RATIOS: tl.constexpr,
+    COUNT: tl.constexpr,
+    N_PAD: tl.constexpr,
+    HAS_FORCED: tl.constexpr,
+    HAS_FULL: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    row = tl.program_id(0)
+    slot = tl.program_id(1)
+    line = slot.to(tl.int64) * m + row
+    level = _levels_of(
+        scores, ends, forced, full_rows, cap, row, slot, line, n, end_stride,
+        RATIOS, COUNT, N_PAD, HAS_FORCED, HAS_FULL, HAS_CAP, EARLY,
+    )  # fmt: skip
+    column = tl.arange(0, N_PAD)
+    tl.store(levels + line * n + column, level.to(tl.uint8), mask=column < n)
+
+
+@triton.jit
+def _list_levels_kernel(
+    scores,
+    ends,
+    forced,
+    full_rows,
+    cap,
+    counts,  # int32 [LIST_COUNT, lines]
+    indices,  # int32 [LIST_COUNT, lines, n]
+    m,
+    n,
+    end_stride,
+    RATIOS: tl.constexpr,
+    COUNT: tl.constexpr,
+    LIST_RATIOS: tl.constexpr,
+    LIST_COUNT: tl.constexpr,
+    N_PAD: tl.constexpr,
+    HAS_FORCED: tl.constexpr,
+    HAS_FULL: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    row = tl.program_id(0)
+    slot = tl.program_id(1)
+    line = slot.to(tl.int64) * m + row
+    level = _levels_of(
+        scores, ends, forced, full_rows, cap, row, slot, line, n, end_stride,
+        RATIOS, COUNT, N_PAD, HAS_FORCED, HAS_FULL, HAS_CAP, EARLY,
+    )  # fmt: skip
+    # A row that would read nothing reads its first block.
+    column = tl.arange(0, N_PAD)
+    level = tl.where((tl.max(level, 0) == 0) & (column == 0), 1, level)
+    lines = tl.num_programs(1).to(tl.int64) * m
+    store_lists(level, counts, indices, line, lines, n, LIST_RATIOS, LIST_COUNT, N_PAD)
 
 
 def select_levels(
@@ -98,7 +165,7 @@ def select_levels(
     `early_exit` (leave each bisection once it has found its count) tune speed only.
     """
     launch = _levels_launch(
-        scores.shape, ends.shape, tuple(ratios), forced is not None, full_rows is not None,
+        scores.shape, ends.shape, tuple(ratios), None, forced is not None, full_rows is not None,
         cap is not None, warps, early_exit,
     )  # fmt: skip
     levels = torch.empty(*scores.shape, dtype=torch.uint8, device=scores.device)
@@ -110,17 +177,46 @@ def select_levels(
     return levels
 
 
+def list_levels(
+    scores: Tensor,
+    ends: Tensor,
+    ratios: tuple[int, ...],
+    list_ratios: tuple[int, ...],
+    forced: Tensor | None = None,
+    full_rows: Tensor | None = None,
+    cap: Tensor | None = None,
+) -> Stack:
+    """What `select_levels` finds, as lists of the blocks read at each of `list_ratios`; a row that
+    would read nothing reads its first block in full. Widths are N; a count may be 0.
+
+    All tensors but `cap` must be contiguous.
+    """
+    shape = scores.shape
+    launch = _levels_launch(
+        shape, ends.shape, ratios, list_ratios, forced is not None, full_rows is not None,
+        cap is not None, None, True,
+    )  # fmt: skip
+    device, lists = scores.device, len(list_ratios)
+    counts = torch.empty(lists, *shape[:3], dtype=torch.int32, device=device)
+    indices = torch.empty(lists, *shape, dtype=torch.int32, device=device)
+    rows_cap = None if cap is None else cap.contiguous()
+    launch(scores, ends, forced, full_rows, rows_cap, counts, indices)
+    return Stack(list_ratios, counts, indices)
+
+
 @functools.lru_cache(maxsize=256)
 def _levels_launch(
-    shape: tuple[int, ...], ends: tuple[int, ...], ratios: tuple[int, ...], has_forced: bool,
-    has_full: bool, has_cap: bool, warps: int | None, early_exit: bool,
+    shape: tuple[int, ...], ends: tuple[int, ...], ratios: tuple[int, ...],
+    listed: tuple[int, ...] | None, has_forced: bool, has_full: bool, has_cap: bool,
+    warps: int | None, early_exit: bool,
 ) -> Launch:  # fmt: skip
+    """What writes the levels, or lists of those `listed`."""
     batch, heads, m, n = shape
     if n > 4096 or not 1 <= len(ratios) <= 7 or ends[-1] != len(ratios):
         raise ValueError(f"{n} blocks, {len(ratios)} ratios, ends {tuple(ends)}")
     n_pad = power_of_two(n)
     constants = {
-        "RATIOS": sum(ratio << (8 * i) for i, ratio in enumerate(ratios)),
+        "RATIOS": packed_ratios(ratios),
         "COUNT": len(ratios),
         "N_PAD": n_pad,
         "HAS_FORCED": has_forced,
@@ -130,7 +226,11 @@ def _levels_launch(
         **row_options(n_pad, warps),
     }
     numbers = (m, n, 0 if len(ends) == 1 else len(ratios))
-    return Launch(_select_levels_kernel, (m, batch * heads), numbers, constants)
+    grid = (m, batch * heads)
+    if listed is None:
+        return Launch(_select_levels_kernel, grid, numbers, constants)
+    constants |= {"LIST_RATIOS": packed_ratios(listed), "LIST_COUNT": len(listed)}
+    return Launch(_list_levels_kernel, grid, numbers, constants)
 
 
 @triton.jit

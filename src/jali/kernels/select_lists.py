@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jali.lists import Stack
+
 from .launch import Launch
 from .score_tiles import power_of_two
 from .select_rank import HIGHEST, cut_of, kth_key, ordered_keys, running_count, running_counts
@@ -131,31 +133,46 @@ def _lists_launch(
 
 
 @triton.jit
-def _level_lists_kernel(
-    levels,
+def store_lists(
+    level,  # int32 [N_PAD], 0 beyond n
     counts,  # int32 [COUNT, lines]
     indices,  # int32 [COUNT, lines, n]
+    line,
+    lines,
     n,
     RATIOS: tl.constexpr,  # one byte per ratio, first ratio lowest
     COUNT: tl.constexpr,
     N_PAD: tl.constexpr,
 ):
-    line = tl.program_id(0).to(tl.int64)
+    """The blocks of one row that are read at each ratio, ascending, and zeros behind them."""
     column = tl.arange(0, N_PAD)
-    level = tl.load(levels + line * n + column, mask=column < n, other=0).to(tl.int32)
     for index in tl.static_range(COUNT):
         chosen = level == (RATIOS >> (8 * index)) & 0xFF
         place = running_count(chosen, N_PAD) - 1
         count = tl.sum(chosen.to(tl.int32), 0)
-        at = index * tl.num_programs(0).to(tl.int64) + line
+        at = index * lines + line
         tl.store(counts + at, count)
         tl.store(indices + at * n + place, column, mask=chosen)
         tl.store(indices + at * n + column, 0, mask=(column >= count) & (column < n))
 
 
-def level_lists(
-    levels: Tensor, ratios: Sequence[int], *, warps: int | None = None
-) -> dict[int, tuple[Tensor, Tensor]]:
+@triton.jit
+def _level_lists_kernel(
+    levels, counts, indices, n, RATIOS: tl.constexpr, COUNT: tl.constexpr, N_PAD: tl.constexpr
+):
+    line = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, N_PAD)
+    level = tl.load(levels + line * n + column, mask=column < n, other=0).to(tl.int32)
+    lines = tl.num_programs(0).to(tl.int64)
+    store_lists(level, counts, indices, line, lines, n, RATIOS, COUNT, N_PAD)
+
+
+def packed_ratios(ratios: Sequence[int]) -> int:
+    """Ratios as one constant: a byte each, the first one lowest."""
+    return sum(ratio << (8 * i) for i, ratio in enumerate(ratios))
+
+
+def level_lists(levels: Tensor, ratios: Sequence[int], *, warps: int | None = None) -> Stack:
     """The blocks read at each of `ratios` (1 to 7, all above 0), ascending, in one launch.
 
     levels uint8 [B,H,M,N] -> per ratio counts int32 [B,H,M] and indices int32 [B,H,M,N]; entries
@@ -166,7 +183,7 @@ def level_lists(
     counts = torch.empty(*shape[:4], dtype=torch.int32, device=levels.device)
     indices = torch.empty(*shape, dtype=torch.int32, device=levels.device)
     launch(levels.contiguous(), counts, indices)
-    return dict(zip(ratios, zip(counts.unbind(), indices.unbind(), strict=True), strict=True))
+    return Stack(tuple(ratios), counts, indices)
 
 
 @functools.lru_cache(maxsize=256)
@@ -176,17 +193,12 @@ def _levels_launch(shape: tuple[int, ...], ratios: tuple[int, ...], warps: int |
     n = shape[3]
     n_pad = power_of_two(n)
     constants = {
-        "RATIOS": sum(ratio << (8 * i) for i, ratio in enumerate(ratios)),
+        "RATIOS": packed_ratios(ratios),
         "COUNT": len(ratios),
         "N_PAD": n_pad,
         **row_options(n_pad, warps),
     }
     return Launch(_level_lists_kernel, (shape[0] * shape[1] * shape[2],), (n,), constants)
-
-
-def levels_to_lists(levels: Tensor, ratio: int) -> tuple[Tensor, Tensor]:
-    """The blocks read at one ratio: see `level_lists`."""
-    return level_lists(levels, (ratio,))[ratio]
 
 
 def row_options(n_pad: int, warps: int | None, registers: int | None = None) -> dict[str, int]:

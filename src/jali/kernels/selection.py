@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from .budgets import entropy_budgets, row_entropy
-from .select_levels import cumulative_ends, select_levels
-from .select_lists import level_lists, levels_to_lists, select_lists
+from .select_levels import cumulative_ends, list_levels, select_levels
+from .select_lists import level_lists, select_lists
 
 __all__ = [
     "cumulative_ends",
     "entropy_budgets",
     "level_lists",
-    "levels_to_lists",
+    "list_levels",
     "row_entropy",
     "select_levels",
     "select_lists",

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jali.layout import BlockLayout
-from jali.plan import BlockList, BlockPlan
+from jali.lists import BlockList
+from jali.plan import BlockPlan
 
 
 def width(blocks: int) -> int:

@@ -48,6 +48,10 @@ class Method(abc.ABC):
         """Whether this call is sparse at all."""
         return True
 
+    def why_dense(self, site: Site, tokens: int) -> str | None:
+        """Why it is not, in words; None where it is."""
+        return None if self.active(site, tokens) else f"method {self.name}"
+
     def at(self, site: Site) -> Method:  # noqa: ARG002
         """The method for this site; wrappers hand over to what they wrap."""
         return self

@@ -17,7 +17,7 @@ from jali.methods.sampling import jittered_positions
 from jali.order import Gilbert, Order
 from jali.plan import RATIOS, SKIP, BlockPlan, check_ratios
 from jali.scoring import key_similarity, peak_scores
-from jali.selection import protect, pyramid_levels
+from jali.selection import keep_pyramid, protect
 
 Range = tuple[float, float]
 Ranges = tuple[tuple[int, Range], ...]
@@ -85,25 +85,18 @@ class Psa(Method):
         return Blocks(self.q_block, self.k_block)
 
     @functools.cached_property
-    def _bounds(self) -> dict[int, float]:
-        """Where the range of each ratio that reads ends; the first is ratio 1, for its floor."""
+    def _bounds(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The ratios that read, and where the range of each ends; the first is 1, for its floor."""
         bounds = {ratio: high for ratio, (_, high) in self.ranges.items() if ratio}
-        return bounds if 1 in bounds else {1: 0.0, **bounds}
+        bounds = bounds if 1 in bounds else {1: 0.0, **bounds}
+        return tuple(bounds), tuple(bounds.values())
 
     def plan(self, query: Query) -> BlockPlan:
         layout = query.layout
         cap = self._cap(query)
         if self.axis == "step":
             levels = protect(self._levels_by_step(query), layout, cap)
-        else:
-            levels = self._levels_by_importance(query, cap)
-        if layout.offset is None:  # no own blocks: make sure that every row reads something
-            unread = (levels == SKIP).all(-1, keepdim=True)
-            levels[..., :1] = torch.where(unread, 1, levels[..., :1])
-        return BlockPlan(layout, self.ratios, map=levels)
-
-    def _levels_by_importance(self, query: Query, cap: Tensor | None) -> Tensor:
-        layout = query.layout
+            return BlockPlan(layout, self.ratios, map=levels)
         scores = peak_scores(
             query.q,
             query.k,
@@ -114,9 +107,9 @@ class Psa(Method):
             query.padding,
             normalised=self.importance == "softmax",
         )
-        bounds = self._bounds
+        named, bounds = self._bounds
         floor = self.floor if self.mode == "thresholdbound" else None
-        return pyramid_levels(scores, layout, tuple(bounds), tuple(bounds.values()), floor, cap)
+        return keep_pyramid(scores, layout, named, bounds, floor, cap, self.ratios)
 
     @property
     def asked(self) -> float | None:

@@ -18,9 +18,7 @@ def jittered_positions(
     The choice follows from (seed, layer, step) alone: neither the global generator nor earlier
     calls matter, and every block draws its own offsets, so structure cannot alias with them.
     """
-    drawn = _of_all_layers(
-        tokens, block, per_block, seed, site.step, site.layers, torch.device(device)
-    )
+    drawn = _of_all_layers(tokens, block, per_block, seed, site.step, site.layers, device)
     return drawn[site.layer]
 
 

@@ -59,7 +59,6 @@ class Schedule(Method):
         return self.why_dense(site, tokens) is None
 
     def why_dense(self, site: Site, tokens: int) -> str | None:
-        """Why this call is not sparse, in words; None where it is."""
         if site.step < _count(self.dense_steps, site.steps):
             return "first steps"
         if site.step >= site.steps - _count(self.dense_last_steps, site.steps):
@@ -68,9 +67,7 @@ class Schedule(Method):
             return f"fewer than {self.min_tokens} tokens"
         if site.layer in self.dense_layers or site.layer - site.layers in self.dense_layers:
             return f"layer {site.layer}"
-        if isinstance(self.inner, Schedule):
-            return self.inner.why_dense(site, tokens)
-        return None if self.inner.active(site, tokens) else f"method {self.inner.name}"
+        return self.inner.why_dense(site, tokens)
 
     def at(self, site: Site) -> Method:
         inner = self.inner.at(site)
