@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jali import BlockPlan, Blocks, TokenGrid, block_layout
 from jali.layout import BlockLayout
-from jali.lists import BlockList, Stack
+from jali.lists import BlockList, Form, Stack
 from jali.plan import full_plan
 
 
@@ -170,7 +170,8 @@ def test_the_tally_is_the_work(plan: BlockPlan) -> None:
     pairs = plan.layout.M * plan.layout.N
     listed = BlockPlan(plan.layout, plan.ratios, given=plan.lists)
     parts = [plan.lists[ratio] for ratio in plan.ratios]
-    stack = Stack(plan.ratios, *(torch.stack(x) for x in zip(*parts, strict=True)))
+    counts, indices = (torch.stack(x) for x in zip(*parts, strict=True))
+    stack = Stack(Form(plan.ratios, indices.shape), counts, indices)
     stacked = BlockPlan(plan.layout, plan.ratios, given=stack)
     fresh = BlockPlan(plan.layout, plan.ratios, map=plan.levels)
     assert torch.equal(stacked.levels, plan.levels)

@@ -36,7 +36,7 @@ from jali import apply_sparse_attention
 from jali.budget import Budget
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, Schedule
 
-GRID = (3, 16, 16)
+GRID = (3, 8, 8)
 HEADS, DIM = 2, 16  # few numbers: what is left of an operator is its call
 METHODS: dict[str, Method] = {
     "entropy": Entropy(Budget(0.5)),

@@ -62,10 +62,6 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
     return x.index_select(2 if x.dim() >= 3 else 1, index)
 
 
-def _alike(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return q.shape == k.shape == v.shape and q.dtype == k.dtype == v.dtype
-
-
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
     """The queries' and the keys' arrangement, cut into blocks that are full except the last.
@@ -100,8 +96,8 @@ class BlockLayout:
     def arrange(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """[B, H, S, D] each, in the caller's order, to arranged order."""
         index = self.q.index
-        if index is not None and self.k is self.q and _alike(q, k, v) and kernels_run(index.device):
-            found: tuple[Tensor, ...] = kernels("gather").gather_three(q, k, v, index)
+        if index is not None and self.k is self.q and kernels_run(index.device):
+            found: tuple[Tensor, ...] = kernels("gather").gather_each(q, k, v, index)
             return found
         return self.q.arrange(q), self.k.arrange(k), self.k.arrange(v)
 

@@ -19,26 +19,33 @@ class BlockList(NamedTuple):
     indices: Tensor
 
 
+class Form(NamedTuple):
+    """A Stack but for its numbers: its ratios, and the shape of its indices."""
+
+    ratios: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
 class Stack(Mapping[int, BlockList]):
     """The lists of several ratios in two contiguous tensors, as the kernels write and read them:
     counts int32 [R, B|1, H|1, M], indices int32 [R, B|1, H|1, M, W]."""
 
-    __slots__ = ("counts", "indices", "ratios")
+    __slots__ = ("counts", "form", "indices")
 
-    def __init__(self, ratios: tuple[int, ...], counts: Tensor, indices: Tensor) -> None:
-        self.ratios, self.counts, self.indices = ratios, counts, indices
+    def __init__(self, form: Form, counts: Tensor, indices: Tensor) -> None:
+        self.form, self.counts, self.indices = form, counts, indices
 
     def __getitem__(self, ratio: int) -> BlockList:
-        if ratio not in self.ratios:
+        if ratio not in self.form.ratios:
             raise KeyError(ratio)
-        at = self.ratios.index(ratio)
+        at = self.form.ratios.index(ratio)
         return BlockList(self.counts[at], self.indices[at])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.ratios)
+        return iter(self.form.ratios)
 
     def __len__(self) -> int:
-        return len(self.ratios)
+        return len(self.form.ratios)
 
 
 Lists = Mapping[int, BlockList]

@@ -38,7 +38,7 @@ class BlockPlan:
     causal: bool = False
 
     def __post_init__(self) -> None:
-        check_ratios(self.ratios, self.layout.blocks)
+        check_ratios(self.ratios, self.layout.blocks.k)
         if (self.map is None) == (self.given is None):
             raise ValueError("a BlockPlan is given as a level map or as lists, one of the two")
         if self.map is None:
@@ -110,7 +110,7 @@ class BlockPlan:
     def tally(self) -> Tensor:
         """How many blocks are read at each ratio, per head, on the device. int64 [R, B|1, H|1]."""
         lists = vars(self).get("_listed") if self.given is None else self.given
-        if type(lists) is Stack and lists.ratios == self.ratios:
+        if type(lists) is Stack and lists.form.ratios == self.ratios:
             return lists.counts.sum(-1)
         if lists is None:
             counts = [(self.levels == ratio).sum((-2, -1)) for ratio in self.ratios]
@@ -194,13 +194,13 @@ class BlockPlan:
 
 
 @functools.lru_cache(maxsize=64)
-def check_ratios(ratios: tuple[int, ...], blocks: Blocks) -> None:
+def check_ratios(ratios: tuple[int, ...], k_block: int) -> None:
     bad = [r for r in ratios if r not in RATIOS]
     if bad or not ratios or tuple(sorted(set(ratios))) != ratios:
         raise ValueError(f"ratios are an ascending choice of 1, 2, 4, 8; got {ratios}")
-    if any(blocks.k % ratio for ratio in ratios):
+    if any(k_block % ratio for ratio in ratios):
         raise ValueError(
-            f"key blocks of {blocks.k} cannot be pooled {max(ratios)}×: "
+            f"key blocks of {k_block} cannot be pooled {max(ratios)}×: "
             f"the key block must be a multiple of {max(ratios)}"
         )
 

@@ -33,7 +33,7 @@ def fused(q: Tensor, k: Tensor, scale: float, padding: KeyPadding | None, causal
         return False
     if padding is not None and padding.mask is not None:
         return False
-    return q.stride(-1) == 1 == k.stride(-1) and 16 <= q.shape[-1] <= 256
+    return q.stride()[3] == 1 == k.stride()[3] and 16 <= q.shape[3] <= 256
 
 
 def _length(padding: KeyPadding | None) -> Tensor | None:

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from jali.kernels.attention import Config, block_sparse_attention, default_config
 from jali.kernels.granules import pack_granules
 from jali.kernels.pooling import pool_pyramid
-from jali.lists import Stack
+from jali.lists import Form, Stack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {
@@ -275,11 +275,8 @@ def test_lists_in_one_stack():
     q, k, v = make_qkv(2, 3, 3, 100, 300, 16)
     levels = make_levels((2, 3, 2, 5), (1, 2, 4, 8))
     lists = make_lists(levels, (1, 2, 4, 8))
-    stack = Stack(
-        tuple(lists),
-        torch.stack([counts for counts, _ in lists.values()]),
-        torch.stack([indices for _, indices in lists.values()]),
-    )
+    counts, indices = (torch.stack(x) for x in zip(*lists.values(), strict=True))
+    stack = Stack(Form(tuple(lists), indices.shape), counts, indices)
     want = block_sparse_attention(q, k, v, lists, 64, 64, 0.25)
     got = block_sparse_attention(q, k, v, stack, 64, 64, 0.25)
     assert all(map(torch.equal, got, want))

@@ -8,7 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from jali.kernels.gather import gather_rows, gather_three
+from jali.kernels.gather import gather_each, gather_rows
+from jali.kernels.launch import Kind, kind
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -46,7 +47,18 @@ def test_gather_may_repeat_and_drop_rows() -> None:
 def test_gather_three(memories: tuple[str, ...], dtype: torch.dtype) -> None:
     q, k, v = (source(memory, dtype) + i for i, memory in enumerate(memories))
     order = torch.randperm(37, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    got = gather_three(q, k, v, order, rows=4, columns=64)
+    got = gather_each(q, k, v, order, rows=4, columns=64)
     for one, x in zip(got, (q, k, v), strict=True):
         assert torch.equal(one, x[:, :, order])
         assert one.transpose(1, 2).is_contiguous()
+        known = kind(one)  # as if it were asked
+        assert known == Kind(one.shape, one.stride(), one.dtype, one.device, known.aligned)
+        assert not known.aligned or one.data_ptr() % 16 == 0
+
+
+def test_gather_three_of_two_shapes() -> None:
+    q = source("bshd", torch.float32)
+    k, v = q[:, :1], q[:, 1:2]
+    order = torch.randperm(37, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for one, x in zip(gather_each(q, k, v, order), (q, k, v), strict=True):
+        assert torch.equal(one, x[:, :, order])

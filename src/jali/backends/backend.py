@@ -78,4 +78,4 @@ def dtype_reasons(task: Task, known: tuple[torch.dtype, ...] = FLOATS) -> list[s
 
 def contiguous_rows(x: Tensor) -> Tensor:
     """Kernels read whole rows; any other strides they take as they are."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.stride()[3] == 1 else x.contiguous()

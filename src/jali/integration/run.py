@@ -67,6 +67,7 @@ class Scene:
 
     moment: Moment
     boxes: tuple[Box, ...]
+    sharded: Ranks | None  # where each rank has some of the heads
     grids: dict[int, TokenGrid | str] = field(default_factory=dict)
     keys: Keys | None = None
     courses: dict[Any, Course | str] = field(default_factory=dict)
@@ -168,7 +169,8 @@ class Run:
             self._restart()  # an interrupted run, or one without a pipeline, begins again
         if moment.step == 0:
             here.opened.add(moment.branch)
-        here.scene = Scene(moment, here.family.geometry.boxes(numbers, tensors))
+        boxes = here.family.geometry.boxes(numbers, tensors)
+        here.scene = Scene(moment, boxes, tensor_ranks(here.module()))
         here.scene.started = _now(timestep)
 
     def end(self, stage: int, output: Any) -> None:
@@ -326,7 +328,7 @@ class Run:
         found = scene.courses.get(shape)
         if isinstance(found, str):
             return found
-        sharded = tensor_ranks(stage.module()) if ranks == 1 else ulysses_ranks(ranks, rank)
+        sharded = scene.sharded if ranks == 1 else ulysses_ranks(ranks, rank)
         method = (self.method if sharded is None else self._across(sharded)).at(site)
         if found is not None and found.fits(method, keys, scale):
             return found

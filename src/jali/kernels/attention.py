@@ -178,7 +178,7 @@ def block_sparse_attention(
     call = _prepared(
         kind(q), kind(k), kind(v), listed(lists), q_block, k_block, scale,
         None if key_length is None else kind(key_length), ratios,
-        None if onto is None else _stride_of(q, *onto), config,
+        None if onto is None else _laid(*onto), config,
     )  # fmt: skip
     if onto is None:
         out = q.new_empty(call.out)
@@ -217,7 +217,7 @@ class _Prepared(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _prepared(
     q: Kind, k: Kind, v: Kind, lists: Listed, q_block: int, k_block: int, scale: float,
-    key_length: Kind | None, ratios: tuple[int, ...] | None, onto: tuple[int, ...] | None,
+    key_length: Kind | None, ratios: tuple[int, ...] | None, onto: _Laid | None,
     config: Config | None,
 ) -> _Prepared:  # fmt: skip
     of = {r: place for r, place in places(lists).items() if ratios is None or r in ratios}
@@ -228,7 +228,8 @@ def _prepared(
         heads * seq * dim, seq * dim, dim
     )  # fmt: skip
     if onto is not None:
-        out_stride = onto[:3]
+        _check_onto(q, *onto)
+        out_stride = onto[1][:3]
     pool, packed = None, None
     asked = tuple(sorted((ratio, place) for ratio, place in of.items() if ratio != 1))
     if asked:
@@ -249,20 +250,28 @@ def _prepared(
     return _Prepared(memory, swapped, 1 in of, pool, packed, q_tiles, kv_tiles, launch)
 
 
-def _stride_of(q: Tensor, out: Tensor, lse: Tensor) -> tuple[int, ...]:
-    """How an attention to add to lies in memory; it is checked."""
-    stride = out.stride()
-    if out.shape != q.shape or out.dtype != q.dtype or stride[3] != 1:
+_Shape = tuple[int, ...]
+_Laid = tuple[_Shape, _Shape, torch.dtype, _Shape, bool, torch.dtype]
+
+
+def _laid(out: Tensor, lse: Tensor) -> _Laid:
+    """What is to be added to, but for its numbers."""
+    return out.shape, out.stride(), out.dtype, lse.shape, lse.is_contiguous(), lse.dtype
+
+
+def _check_onto(
+    q: Kind, shape: _Shape, stride: _Shape, dtype: torch.dtype, lse: _Shape, contiguous: bool,
+    lse_dtype: torch.dtype,
+) -> None:  # fmt: skip
+    if shape != q.shape or dtype != q.dtype or stride[3] != 1:
         raise ValueError(
             f"an attention to add to is {q.dtype} {list(q.shape)}, its last dim contiguous; got "
-            f"{out.dtype} {list(out.shape)}"
+            f"{dtype} {list(shape)}"
         )
-    if lse.shape != q.shape[:3] or not lse.is_contiguous() or lse.dtype != torch.float32:
+    if lse != q.shape[:3] or not contiguous or lse_dtype != torch.float32:
         raise ValueError(
-            f"its log-sum-exp is fp32 {list(q.shape[:3])}, contiguous; got {lse.dtype} "
-            f"{list(lse.shape)}"
+            f"its log-sum-exp is fp32 {list(q.shape[:3])}, contiguous; got {lse_dtype} {list(lse)}"
         )
-    return stride
 
 
 def _launch(

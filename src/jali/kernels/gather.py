@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Launch
+from .launch import Kind, Launch
 from .score_tiles import cdiv, power_of_two
 
 
@@ -86,15 +87,46 @@ def gather_rows(
     return out.transpose(1, 2)
 
 
-def gather_three(
+def gather_each(
     q: Tensor, k: Tensor, v: Tensor, index: Tensor, *, rows: int | None = None, columns: int = 512
 ) -> tuple[Tensor, ...]:
-    """`gather_rows` of three tensors of one shape and dtype, in one launch and one memory."""
-    strides = q.stride(), k.stride(), v.stride()
-    shape, launch = _launch(q.shape, strides, index.shape, rows, columns, 4)
-    out = torch.empty(3, *shape, dtype=q.dtype, device=q.device)
-    launch(q, k, v, index.contiguous(), out)
-    return out.transpose(2, 3).unbind()
+    """`gather_rows` of all three; where they have one shape, in one launch and one memory."""
+    shapes, strides = (q.shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride())
+    call = _together(shapes, strides, q.dtype, q.device, index.shape, rows, columns)
+    if call is None:
+        return tuple(gather_rows(x, index, rows=rows, columns=columns) for x in (q, k, v))
+    out = torch.empty(*call.shape, dtype=q.dtype, device=q.device)
+    call.launch(q, k, v, index.contiguous(), out)
+    made: tuple[Tensor, ...] = out.transpose(2, 3).unbind()
+    for x in made:
+        x.jali_kind = call.each  # type: ignore[attr-defined]
+    return made
+
+
+class _Together(NamedTuple):
+    """What of gathering three follows from their shapes: that of the result in memory, what writes
+    it, and what each of the three is there."""
+
+    shape: tuple[int, ...]
+    launch: Launch
+    each: Kind
+
+
+@functools.lru_cache(maxsize=256)
+def _together(
+    shapes: tuple[tuple[int, ...], ...], strides: tuple[tuple[int, ...], ...], dtype: torch.dtype,
+    device: torch.device, index: tuple[int, ...], rows: int | None, columns: int,
+) -> _Together | None:  # fmt: skip
+    if len(set(shapes)) > 1:
+        return None
+    shape, launch = _launch(shapes[0], strides, index, rows, columns, 4)
+    batch, length, heads, dim = shape
+    row = heads * dim
+    each = Kind(
+        (batch, heads, length, dim), (length * row, dim, row, 1), dtype, device,
+        batch * length * row * dtype.itemsize % 16 == 0,
+    )  # fmt: skip
+    return _Together((3, *shape), launch, each)
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,25 +7,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jali.lists import Lists, Stack
+from jali.lists import Form, Lists, Stack
 
 from .launch import Kind, kind
 
-
-class Stacked(NamedTuple):
-    """A Stack but for its numbers."""
-
-    ratios: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-Listed = tuple[tuple[int, Kind, Kind], ...] | Stacked
+Listed = tuple[tuple[int, Kind, Kind], ...] | Form
 """Lists but for their numbers."""
 
 
 def listed(lists: Lists) -> Listed:
     if type(lists) is Stack:  # asking an abstract class takes longer than all the rest
-        return Stacked(lists.ratios, lists.indices.shape)
+        return lists.form
     return tuple((ratio, kind(counts), kind(indices)) for ratio, (counts, indices) in lists.items())
 
 
@@ -55,7 +47,7 @@ NO_NUMBERS = (0,) * 8
 
 def places(lists: Listed) -> dict[int, Place]:
     """The place of every list, each of which is checked."""
-    if isinstance(lists, Stacked):
+    if isinstance(lists, Form):
         return _stacked(lists)
     found = {}
     for ratio, counts, indices in lists:
@@ -76,7 +68,7 @@ def places(lists: Listed) -> dict[int, Place]:
     return found
 
 
-def _stacked(lists: Stacked) -> dict[int, Place]:
+def _stacked(lists: Form) -> dict[int, Place]:
     _, batch, heads, rows, width = lists.shape
     lines = batch * heads * rows
     counts = _steps(batch, heads, (heads * rows, rows, 1))

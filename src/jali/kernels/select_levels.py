@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jali.lists import Stack
+from jali.lists import Form, Stack
 
 from .launch import Launch
 from .score_tiles import power_of_two
@@ -191,17 +191,25 @@ def list_levels(
 
     All tensors but `cap` must be contiguous.
     """
-    shape = scores.shape
-    launch = _levels_launch(
-        shape, ends.shape, ratios, list_ratios, forced is not None, full_rows is not None,
-        cap is not None, None, True,
+    form, launch = _list_launch(
+        scores.shape, ends.shape, ratios, list_ratios, forced is not None, full_rows is not None,
+        cap is not None,
     )  # fmt: skip
-    device, lists = scores.device, len(list_ratios)
-    counts = torch.empty(lists, *shape[:3], dtype=torch.int32, device=device)
-    indices = torch.empty(lists, *shape, dtype=torch.int32, device=device)
+    shape, device = form.shape, scores.device
+    counts = torch.empty(*shape[:4], dtype=torch.int32, device=device)
+    indices = torch.empty(*shape, dtype=torch.int32, device=device)
     rows_cap = None if cap is None else cap.contiguous()
     launch(scores, ends, forced, full_rows, rows_cap, counts, indices)
-    return Stack(list_ratios, counts, indices)
+    return Stack(form, counts, indices)
+
+
+@functools.lru_cache(maxsize=256)
+def _list_launch(
+    shape: tuple[int, ...], ends: tuple[int, ...], ratios: tuple[int, ...],
+    listed: tuple[int, ...], has_forced: bool, has_full: bool, has_cap: bool,
+) -> tuple[Form, Launch]:  # fmt: skip
+    launch = _levels_launch(shape, ends, ratios, listed, has_forced, has_full, has_cap, None, True)
+    return Form(listed, (len(listed), *shape)), launch
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jali.lists import Stack
+from jali.lists import Form, Stack
 
 from .launch import Launch
 from .score_tiles import power_of_two
@@ -183,7 +183,7 @@ def level_lists(levels: Tensor, ratios: Sequence[int], *, warps: int | None = No
     counts = torch.empty(*shape[:4], dtype=torch.int32, device=levels.device)
     indices = torch.empty(*shape, dtype=torch.int32, device=levels.device)
     launch(levels.contiguous(), counts, indices)
-    return Stack(tuple(ratios), counts, indices)
+    return Stack(Form(tuple(ratios), shape), counts, indices)
 
 
 @functools.lru_cache(maxsize=256)

@@ -56,7 +56,7 @@ class Psa(Method):
         _choice("importance", self.importance, ("softmax", "surrogate"))
         check_share("floor", self.floor)
         object.__setattr__(self, "mask_ratios", _ranges(self.mask_ratios))
-        check_ratios(self.ratios, Blocks(self.q_block, self.k_block))
+        check_ratios(self.ratios, self._blocks.k)
         if self.similarity is not None:
             if len(self.similarity) != 3 or any(x != x for x in self.similarity):
                 raise ValueError(f"similarity is three thresholds (2×, 4×, 8×), {self.similarity=}")
@@ -85,6 +85,11 @@ class Psa(Method):
         return Blocks(self.q_block, self.k_block)
 
     @functools.cached_property
+    def _per_block(self) -> tuple[int, int]:
+        """Samples in a block of queries and in one of keys."""
+        return max(1, self.q_block // self.PER_SAMPLE), max(1, self.k_block // self.PER_SAMPLE)
+
+    @functools.cached_property
     def _bounds(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The ratios that read, and where the range of each ends; the first is 1, for its floor."""
         bounds = {ratio: high for ratio, (_, high) in self.ranges.items() if ratio}
@@ -102,8 +107,7 @@ class Psa(Method):
             query.k,
             layout,
             query.scale,
-            self._positions(layout.q.tokens, self.q_block, query),
-            self._positions(layout.k.tokens, self.k_block, query),
+            *self._positions(query),
             query.padding,
             normalised=self.importance == "softmax",
         )
@@ -141,9 +145,15 @@ class Psa(Method):
         cap = torch.where(layout.mixed_keys, 1, cap).to(torch.uint8)
         return cap.expand(query.q.shape[0], heads, layout.N)
 
-    def _positions(self, tokens: int, block: int, query: Query) -> Tensor:
-        count = max(1, block // self.PER_SAMPLE)
-        return jittered_positions(tokens, block, count, self.seed, query.site, query.q.device)
+    def _positions(self, query: Query) -> tuple[Tensor, Tensor]:
+        """The sampled queries and keys of every block."""
+        layout, site, seed = query.layout, query.site, self.seed
+        q, k = layout.q.tokens, layout.k.tokens
+        q_count, k_count = self._per_block
+        return (
+            jittered_positions(q, self.q_block, q_count, seed, site, layout.device),
+            jittered_positions(k, self.k_block, k_count, seed, site, layout.device),
+        )
 
     def with_budget(self, mean: float) -> Psa:
         """Scale the ranges so that the cost is `mean`, by the quantile rule: only its cost is
