@@ -19,7 +19,8 @@ HEAVY = ("triton", "diffusers", "flash_attn", "transformers", "matplotlib")
 # Each module may import those with a smaller number, and its own package. A new part of the
 # library joins by one line.
 LAYERS = {
-    "grid": 0, "order": 1, "layout": 2, "padding": 3, "plan": 4, "site": 0, "fused": 0, "lists": -2,
+    "grid": 0, "order": 1, "layout": 2, "padding": 3, "plan": 4, "site": 0, "fused": 0,
+    "lists": -2, "heads": -2,
     "budget": 5, "scoring": 5, "selection": 5, "maskbook": 5.5, "version": 0,
     "methods": 6, "backends": 6, "presets": 7, "border": 7, "attend": 8,
     "functional": 9, "integration": 9.5, "families": 9, "": 10,

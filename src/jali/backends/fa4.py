@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from jali.backends.backend import Backend, Task, contiguous_rows, dtype_reasons
+from jali.heads import heads_last
 from jali.layout import Blocks
 from jali.lists import BlockList
 from jali.padding import KeyPadding
@@ -77,7 +78,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Full attention by the same package. [B, H, S, D] views in and out."""
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     out, _ = _flash().flash_attn_func(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), softmax_scale=scale
+        heads_last(q), heads_last(k), heads_last(v), softmax_scale=scale
     )
     return out.transpose(1, 2)
 
@@ -140,9 +141,9 @@ def sparse(
     counts, indices = listed
     empty_counts, empty_indices = _no_masked_blocks(counts.shape[2], q.device)
     out, lse = _flash().flash_attn_func(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
+        heads_last(q),
+        heads_last(k),
+        heads_last(v),
         softmax_scale=scale,
         block_sparse_tensors=_block_sparse()(
             mask_block_cnt=empty_counts,

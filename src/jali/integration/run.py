@@ -19,6 +19,7 @@ from jali.attend import Attended, Way, follow, way_of
 from jali.attend import attend as attend_to_plan
 from jali.backends import Task, choose
 from jali.grid import Box, TokenGrid
+from jali.heads import heads_first, heads_last
 from jali.integration import forecast, stock
 from jali.integration.clock import Clock, ContextHook, Moment
 from jali.integration.families import Family
@@ -266,12 +267,12 @@ class Run:
         order = course.order
         if order is not None:
             q, k, v = (x.index_select(1, order) for x in (q, k, v))
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = heads_first(q), heads_first(k), heads_first(v)
         result = follow(course.way, q, k, v, site)
         if self.watch is not None:
             self.watch(Seen(stage.name, site, course.grid, q, k, v, course.keys, scale, result))
         scene.sparse = True
-        out = result.out.transpose(1, 2)
+        out = heads_last(result.out)
         self._record(stage, site, out, result.backend, None, result.executed)
         return out if order is None else out.index_select(1, order.argsort())
 
@@ -279,7 +280,7 @@ class Run:
         self, stage: Stage, site: Site, grid: TokenGrid | str, keys: Keys,
         q: Tensor, k: Tensor, v: Tensor, scale: float | None, why: str,
     ) -> Tensor:  # fmt: skip
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = heads_first(q), heads_first(k), heads_first(v)
         some_k, some_v, some = keys.cut(k, v)
         result = attend_to_plan(
             q, some_k, some_v, method=NEVER, grid=None if isinstance(grid, str) else grid,
@@ -287,7 +288,7 @@ class Run:
         )  # fmt: skip
         if self.watch is not None:
             self.watch(Seen(stage.name, site, grid, q, k, v, keys, scale, result))
-        out = result.out.transpose(1, 2)
+        out = heads_last(result.out)
         self._record(stage, site, out, result.backend, why)
         return out
 
