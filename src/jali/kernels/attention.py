@@ -169,9 +169,10 @@ def block_sparse_attention(
     key_length[b] (int32 [B] on the device) do not exist.
 
     Returns out, q's dtype and memory order, and the natural log-sum-exp, fp32 [B, H, Sq]. A row
-    without any real key gives 0 and -inf. `onto`: the two of an attention over other keys, any
-    strides and contiguous; they are overwritten with those of both together, and returned. Never
-    waits for the device.
+    without any real key gives 0 and -inf. Never waits for the device.
+
+    `onto`: output (any strides, the last dim contiguous) and log-sum-exp (contiguous) of an
+    attention over other keys; both are overwritten with those over all keys, and returned.
     """
     if scale < 0:
         q, scale = -q, -scale
