@@ -36,7 +36,7 @@ from jali import apply_sparse_attention
 from jali.bench import record
 from jali.bench.check import sampled_error
 from jali.budget import Budget
-from jali.integration.run import Seen
+from jali.integration.scene import Seen
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, Schedule
 
 START = time.perf_counter()

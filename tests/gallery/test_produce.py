@@ -108,7 +108,7 @@ def test_plans_show_what_a_query_block_reads(
     method: str, pipe: Any, settings: Make, tmp_path: Path
 ) -> None:
     from jali.gallery.sites import Chosen
-    from jali.integration.run import Seen
+    from jali.integration.scene import Seen
 
     seen: list[Seen] = []
     watched = Chosen.__call__

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 
 import jali
-from jali.integration.run import NEVER, Seen
+from jali.integration.run import NEVER
+from jali.integration.scene import Seen
 
 SPARSE: dict[str, Any] = {"warmup_frac": 1, "q_block": 64, "k_block": 64, "steps": 3}
 

@@ -101,6 +101,22 @@ def test_auto_is_sparse_where_it_pays(monkeypatch: Any) -> None:
     assert run.stats().sparse_cost is not None
 
 
+def test_auto_goes_by_what_is_asked_and_a_threshold_asks_for_no_share() -> None:
+    """Its blocks are as many as it takes: no cost is known before, so nothing is foretold."""
+    model = tiny.wan_transformer(2)
+    method = jali.AdaBsa(cdf_threshold=0.5)
+    handle = jali.apply_sparse_attention(model, method, when="auto")
+    with torch.no_grad():
+        model(
+            hidden_states=torch.randn(1, 16, 5, 32, 32), timestep=torch.tensor([5]),
+            encoder_hidden_states=torch.randn(1, 8, 32),
+        )  # fmt: skip
+    stats = handle.stats()
+    handle.remove()
+    assert stats.budget is None
+    assert stats.sparse_cost is not None
+
+
 ROOT = Path(__file__).parents[2]
 WAN = json.loads((ROOT / "benchmarks/results/wan-h200.json").read_text("utf-8"))["rows"]
 ASKED = {"entropy 0.5": 0.5, "entropy 0.3": 0.3, "rf_v2 sparsity 0.8": 0.2, "psa cost 0.15": 0.15}

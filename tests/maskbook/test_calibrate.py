@@ -15,7 +15,7 @@ import torch
 import jali
 from jali.calibrate import Antidiagonal, BlockMeans, Progress, Sampled, calibrate
 from jali.calibrate.recorder import Unplanned
-from jali.integration.run import Seen
+from jali.integration.scene import Seen
 from jali.layout import Blocks, block_layout
 from jali.maskbook import MaskBook, code
 from jali.methods import Query

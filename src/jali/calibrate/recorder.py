@@ -16,7 +16,7 @@ from torch import Tensor
 from jali.calibrate.running import RunningMean
 from jali.calibrate.scorer import Scorer
 from jali.grid import TokenGrid
-from jali.integration.run import Seen
+from jali.integration.scene import Seen
 from jali.layout import BlockLayout, Blocks, block_layout
 from jali.maskbook import MEAN
 from jali.methods import Method, Query

@@ -209,9 +209,7 @@ def _inner(method: Method) -> Method:
 
 def _written(settings: Settings, method: Method) -> dict[str, Any]:
     """What the method says of itself, for the settings that name it."""
-    from jali.integration.run import asked_budget
     from jali.methods import Dense, Schedule
-    from jali.presets import Preset
     from jali.presets.plain import write_method
 
     schedule = method if isinstance(method, Schedule) else Schedule(method)
@@ -222,9 +220,7 @@ def _written(settings: Settings, method: Method) -> dict[str, Any]:
         attention = written(method)
     else:
         attention = write_method(method)
-    budget = settings.budget if settings.budget is not None else asked_budget(method)
-    if budget is None:
-        budget = Preset("", None, method).nominal_cost
+    budget = settings.budget if settings.budget is not None else method.asked
     return {
         "method": inner.name,
         "options": dict(settings.options),

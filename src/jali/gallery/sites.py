@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from jali.grid import Box, TokenGrid
-from jali.integration.run import Run, Seen
+from jali.integration.run import Run
+from jali.integration.scene import Seen
 from jali.integration.stats import Row, Stats
 from jali.methods import Method
 from jali.plan import BlockPlan

@@ -14,7 +14,8 @@ from jali.gallery.settings import Settings
 from jali.grid import TokenGrid
 from jali.integration.masks import Keys
 from jali.integration.modes import sparse_processor_mode
-from jali.integration.run import NEVER, Seen
+from jali.integration.run import NEVER
+from jali.integration.scene import Seen
 from jali.site import Site
 
 

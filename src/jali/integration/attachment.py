@@ -16,7 +16,8 @@ from jali.integration.clock import ContextHook, listen, stop_listening
 from jali.integration.families import family_of
 from jali.integration.geometry import patch_of
 from jali.integration.processor import SparseProcessor, carry_over, sparse
-from jali.integration.run import Run, Stage, picked, weights_of
+from jali.integration.run import Run
+from jali.integration.scene import Stage, picked, weights_of
 
 
 @dataclass(eq=False)

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import logging
-import math
-import statistics
-import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from jali import border
-from jali.attend import Attended, Way, follow, way_of
 from jali.attend import attend as attend_to_plan
+from jali.attend import follow, way_of
 from jali.backends import Task, choose
-from jali.grid import Box, TokenGrid
+from jali.grid import TokenGrid
 from jali.heads import heads_first, heads_last
 from jali.integration import forecast, stock
-from jali.integration.clock import Clock, ContextHook, Moment
-from jali.integration.families import Family
-from jali.integration.geometry import Patch
+from jali.integration.clock import Clock
 from jali.integration.masks import Keys, read_mask
 from jali.integration.operator import enter
 from jali.integration.parallel import (
@@ -33,8 +27,10 @@ from jali.integration.parallel import (
     tensor_ranks,
     ulysses_ranks,
 )
+from jali.integration.scene import Course, Scene, Seen, Stage
 from jali.integration.stats import Record, Stats, Work, first_bad, read
-from jali.methods import Dense, Entropy, Method, Psa, Schedule
+from jali.integration.stopwatch import Stopwatch, now
+from jali.methods import Dense, Entropy, Method, Schedule
 from jali.plan import BlockPlan
 from jali.presets import Preset
 from jali.site import Site
@@ -43,80 +39,6 @@ log = logging.getLogger("jali")
 
 # A method that is never active: its dense calls take the fastest kernel, as a sparse run's should.
 NEVER = Schedule(Entropy(), min_tokens=2**62)
-
-
-@dataclass(eq=False)
-class Stage:
-    """One transformer of a run, and the call it is in."""
-
-    name: str
-    index: int
-    family: Family
-    patch: Patch
-    parameters: tuple[str, ...]
-    layers: int
-    weights: int
-    hook: ContextHook
-    module: weakref.ReferenceType[nn.Module]
-    scene: Scene | None = None
-    opened: set[str] = field(default_factory=set)  # branches that have had their step 0
-
-
-@dataclass(eq=False)
-class Scene:
-    """One transformer call: where it stands, and what its layers have in common."""
-
-    moment: Moment
-    boxes: tuple[Box, ...]
-    sharded: Ranks | None  # where each rank has some of the heads
-    grids: dict[int, TokenGrid | str] = field(default_factory=dict)
-    keys: Keys | None = None
-    courses: dict[Any, Course | str] = field(default_factory=dict)
-    calls: int = 0
-    sparse: bool = False
-    started: Any = None
-
-
-@dataclass(frozen=True, eq=False)
-class Course:
-    """How the sparse calls of one shape go in one transformer call."""
-
-    way: Way
-    grid: TokenGrid
-    source: Keys  # as the model has them
-    keys: Keys  # in the order of the grid
-    scale: float | None
-    order: Tensor | None  # where each token of the grid lies; None where it is in order
-
-    def fits(self, method: Method, keys: Keys, scale: float | None) -> bool:
-        return self.way.method is method and self.source is keys and self.scale == scale
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """One attention call as the method gets it: q, k, v [B, H, S, D] in the caller's order, all
-    keys included, and what came of it.
-
-    The tensors are the model's own and hold these numbers during the call only: a compiled model
-    writes its next results into the same memory. What is to be kept has to be `copied`. (Plans and
-    log-sum-exps are jali's, and stay.)
-    """
-
-    transformer: str
-    site: Site
-    grid: TokenGrid | str
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    keys: Keys
-    scale: float | None
-    result: Attended
-
-    def copied(self) -> Seen:
-        """The same call in memory of its own."""
-        q, k, v = (x.clone() for x in (self.q, self.k, self.v))
-        result = replace(self.result, out=self.result.out.clone())
-        return replace(self, q=q, k=k, v=v, result=result)
 
 
 @dataclass(eq=False)
@@ -147,7 +69,7 @@ class Run:
         self._methods: dict[Ranks, Method] = {}
         self._speedups: dict[tuple[Any, ...], float | None] = {}
         self._shape: tuple[Any, ...] | None = None
-        self._times: dict[bool, list[Any]] = {True: [], False: []}
+        self._times = Stopwatch()
 
     def choose_dense(self, backend: Any) -> None:
         """The user names a diffusers backend while the run is on: it does the dense calls."""
@@ -172,7 +94,7 @@ class Run:
             here.opened.add(moment.branch)
         boxes = here.family.geometry.boxes(numbers, tensors)
         here.scene = Scene(moment, boxes, tensor_ranks(here.module()))
-        here.scene.started = _now(timestep)
+        here.scene.started = now(timestep)
 
     def end(self, stage: int, output: Any) -> None:
         """A transformer call is over."""
@@ -187,7 +109,7 @@ class Run:
             )
         out = output[0] if isinstance(output, tuple) else getattr(output, "sample", output)
         if isinstance(out, Tensor):
-            self._times[scene.sparse].append((scene.started, _now(out)))
+            self._times.add(scene.sparse, scene.started, now(out))
             if self.finite != "off":
                 moment = scene.moment
                 total = out.detach().sum(dtype=torch.float32)
@@ -221,7 +143,7 @@ class Run:
     def _restart(self) -> None:
         self.records = []
         self._ended = False
-        self._times = {True: [], False: []}
+        self._times = Stopwatch()
         for stage in self.stages:
             stage.scene = None
             stage.opened.clear()
@@ -403,7 +325,7 @@ class Run:
     @property
     def budget(self) -> float | None:
         """The share of the work that was asked for, where the method names one."""
-        return asked_budget(self.method)
+        return self.method.asked
 
     def stats(self) -> Stats:
         """The latest generation. Waits for the device."""
@@ -413,9 +335,9 @@ class Run:
             budget=self.budget,
             rows=rows,
             predicted=self._predicted(),
-            measured=self._measured(),
+            measured=self._times.speedup(),
             notes=tuple(sorted(self.clock.said)) + tuple(self.left_out),
-            seconds=self._seconds(),
+            seconds=self._times.total(),
         )
 
     def summary(self) -> str:
@@ -436,64 +358,6 @@ class Run:
             device=device, backend=sparse[0].backend,
         )  # fmt: skip
 
-    def _seconds(self) -> float | None:
-        """Of all transformer calls together; None where their times are not known."""
-        times = [_seconds(*t) for kind in self._times.values() for t in kind]
-        return None if not times or any(map(math.isnan, times)) else sum(times)
-
-    def _measured(self) -> float | None:
-        """Time of a dense transformer call over that of a sparse one, both in this run."""
-        dense, sparse = (
-            [s for s in (_seconds(*t) for t in self._times[kind]) if not math.isnan(s)]
-            for kind in (False, True)
-        )
-        # The first call warms caches up, and with one kind only there is nothing to compare.
-        if len(dense) < 2 or not sparse:
-            return None
-        return statistics.median(dense) / max(statistics.median(sparse), 1e-9)
-
-
-def asked_budget(method: Method) -> float | None:
-    """The asked share of the work, where a method names one."""
-    if isinstance(method, Schedule):
-        if method.budgets:
-            return sum(method.budgets) / len(method.budgets)
-        return asked_budget(method.inner)
-    if isinstance(method, Dense):
-        return 1.0
-    if isinstance(method, Psa):
-        return method.asked
-    budget = getattr(method, "budget", None)
-    if budget is not None:
-        return float(budget.mean)
-    sparsity = getattr(method, "sparsity", None)
-    return None if sparsity is None else 1.0 - float(sparsity)
-
-
-def picked(stage: Stage, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a transformer call by name."""
-    return {**dict(zip(stage.parameters, args, strict=False)), **kwargs}
-
-
-def weights_of(module: nn.Module) -> int:
-    return sum(math.prod(p.shape) for p in module.parameters())
-
 
 def _name(method: Method) -> str:
     return _name(method.inner) if isinstance(method, Schedule) else method.name
-
-
-def _now(x: Any) -> Any:
-    """A moment on x's device: an event there, or the clock."""
-    if isinstance(x, Tensor) and x.is_cuda:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-    return time.perf_counter()
-
-
-def _seconds(start: Any, end: Any) -> float:
-    if isinstance(start, float) or isinstance(end, float):
-        return end - start if isinstance(start, float) and isinstance(end, float) else math.nan
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1000

@@ -116,6 +116,11 @@ class AdaBsa(Method):
         kept[..., n - 1] = True
         return BlockPlan(layout, (1,), map=kept.to(torch.uint8))
 
+    @property
+    def asked(self) -> float | None:
+        """The largest share; None where nothing but the threshold bounds it."""
+        return None if self.cdf_threshold < 1 and self.sparsity == 0 else 1 - self.sparsity
+
     def with_budget(self, mean: float) -> AdaBsa:
         return replace(self, sparsity=1 - mean)
 

@@ -58,6 +58,10 @@ class Cached(Method):
         """The book's own; a backend that has others coarsens the plan."""
         return self.book.header.blocks
 
+    @property
+    def asked(self) -> float:
+        return self.budget.mean
+
     def with_budget(self, mean: float) -> Cached:
         return replace(self, budget=Budget(mean))
 

@@ -52,6 +52,10 @@ class _Control(Method):
         rows = layout.text_rows if layout.has_text_rows else None
         return keep_top(self.scores(query), keep, layout, layout.forced, rows, query.causal)
 
+    @property
+    def asked(self) -> float:
+        return self.budget.mean
+
     def with_budget(self, mean: float) -> Method:
         return replace(self, budget=Budget(mean))
 

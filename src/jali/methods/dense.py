@@ -36,6 +36,10 @@ class Dense(Method):
     def plan(self, query: Query) -> BlockPlan:
         return full_plan(query.layout, query.causal)
 
+    @property
+    def asked(self) -> float:
+        return 1.0
+
     def with_budget(self, mean: float) -> Dense:
         if mean != 1:
             raise ValueError(f"dense attention has no budget but 1, got {mean}")

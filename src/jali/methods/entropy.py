@@ -75,6 +75,10 @@ class Entropy(Method):
             return sample_positions(tokens, block, self.samples, device)
         return jittered_positions(tokens, block, self.samples, self.seed, query.site, device)
 
+    @property
+    def asked(self) -> float:
+        return self.budget.mean
+
     def with_budget(self, mean: float) -> Entropy:
         floor, ceiling = self.budget.floor, max(self.budget.ceiling, mean)
         floor = None if floor is None else min(floor, mean)

@@ -83,6 +83,11 @@ class Method(abc.ABC):
     @abc.abstractmethod
     def plan(self, query: Query) -> BlockPlan: ...
 
+    @property
+    def asked(self) -> float | None:
+        """The asked share of the work; None where it depends on the scores or on the step."""
+        return None
+
     @abc.abstractmethod
     def with_budget(self, mean: float) -> Method:
         """The same method, asked for this share of the work."""

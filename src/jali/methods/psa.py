@@ -117,7 +117,6 @@ class Psa(Method):
 
     @property
     def asked(self) -> float | None:
-        """The asked share of the work; None where it depends on the scores or on the step."""
         if (self.mode, self.axis, self.similarity) != ("topk", "block", None):
             return None
         return nominal_cost(self.ranges)

@@ -120,5 +120,9 @@ class RfV2(Method):
                 f"multiple of {block}: the original reads past its keys there; use compat=False"
             )
 
+    @property
+    def asked(self) -> float:
+        return 1 - self.sparsity
+
     def with_budget(self, mean: float) -> RfV2:
         return replace(self, sparsity=1 - mean)

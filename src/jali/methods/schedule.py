@@ -109,6 +109,11 @@ class Schedule(Method):
     def plan(self, query: Query) -> BlockPlan:
         return self.at(query.site).plan(query)
 
+    @property
+    def asked(self) -> float | None:
+        """Of the sparse calls."""
+        return sum(self.budgets) / len(self.budgets) if self.budgets else self.inner.asked
+
     def with_budget(self, mean: float) -> Schedule:
         return Schedule(
             self.inner.with_budget(mean),

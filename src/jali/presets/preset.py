@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jali.grid import Box, Text, TokenGrid
-from jali.methods import AdaBsa, Dense, Entropy, Local, Method, Psa, Random, RfV2, Schedule
-from jali.methods.psa import nominal_cost
+from jali.methods import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +69,7 @@ class Preset:
     @property
     def nominal_cost(self) -> float | None:
         """Share of dense work a sparse call is asked for; None where only the data can tell."""
-        method = self.method.inner if isinstance(self.method, Schedule) else self.method
-        if isinstance(method, Dense):
-            return 1.0
-        if isinstance(method, Entropy | Random | Local):
-            return method.budget.mean
-        if isinstance(method, RfV2) or (isinstance(method, AdaBsa) and method.cdf_threshold == 1):
-            return 1 - method.sparsity
-        if isinstance(method, Psa) and method.mode == "topk" and method.similarity is None:
-            return nominal_cost(method.ranges)
-        return None
+        return self.method.asked
 
     def __str__(self) -> str:
         cost = self.nominal_cost

@@ -1,0 +1,31 @@
+"""What share of the work a method asks for: what is told to users, and what forecasts go by."""
+
+from __future__ import annotations
+
+import pytest
+
+from jali import AdaBsa, Budget, Dense, Entropy, Psa, RfV2, Schedule
+from jali.methods import Local, Method, Random
+
+
+@pytest.mark.parametrize(
+    ("method", "share"),
+    [
+        (Dense(), 1.0),
+        (Entropy(Budget(0.3)), 0.3),
+        (Random(Budget(0.4)), 0.4),
+        (Local(Budget(0.4)), 0.4),
+        (RfV2(sparsity=0.8), 0.2),
+        (AdaBsa(sparsity=0.7), 0.3),
+        (AdaBsa(sparsity=0.7, cdf_threshold=0.6), 0.3),  # at most
+        (AdaBsa(cdf_threshold=0.6), None),  # as many as it takes
+        (Psa().with_budget(0.3), 0.3),
+        (Psa(mode="thresholdbound"), None),
+        (Schedule(Entropy(Budget(0.3)), dense_steps=0.5), 0.3),
+        (Schedule(Entropy(), budgets=(0.5, 0.3)), 0.4),
+        (Schedule(AdaBsa(cdf_threshold=0.6)), None),
+    ],
+    ids=str,
+)
+def test_the_asked_share(method: Method, share: float | None) -> None:
+    assert method.asked == (None if share is None else pytest.approx(share))
