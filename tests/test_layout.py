@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jali import Blocks, Box, FrameWindows, Gilbert, Raster, Text, Tiled, TokenGrid, block_layout
+from jali import layout as layout_module
 from jali.layout import BlockLayout
 
 ORDERS = [Raster(), Gilbert(), FrameWindows(), Tiled((2, 4, 4)), Tiled((2, 3, 5), True)]
@@ -117,6 +118,21 @@ def test_square_layouts_share_one_arrangement() -> None:
     layout = block_layout(grid, order=Gilbert())
     assert layout.q is layout.k
     assert block_layout(TokenGrid.video(3, 9, 9), order=Gilbert()) is layout
+
+
+def test_values_are_not_copied_before_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning looks at q and k; a copy of v beside them would be the largest thing in memory."""
+    layout = block_layout(TokenGrid.video(3, 6, 7), order=Gilbert(), blocks=Blocks(16, 16))
+    q, k, v = torch.randn(3, 1, 2, 126, 8).unbind()
+    moved: list[torch.Tensor] = []
+    gather = layout_module._gather
+    monkeypatch.setattr(
+        layout_module, "_gather", lambda x, index: moved.append(x) or gather(x, index)
+    )
+    got_q, got_k, values = layout.arrange(q, k, v)
+    assert [x.data_ptr() for x in moved] == [q.data_ptr(), k.data_ptr()]
+    for got, x in ((got_q, q), (got_k, k), (values(), v)):
+        assert torch.equal(got, x[:, :, layout.q.index])
 
 
 def test_causal_blocks() -> None:

@@ -106,12 +106,12 @@ def way_of(call: border.Call, method: Method, backend: str, device: torch.device
 def follow(way: Way, q: Tensor, k: Tensor, v: Tensor, site: Site) -> Attended:
     """Rearrange, plan, attend, and put back."""
     method, backend, layout, blocks, scale, padding, causal = way
-    q, k, v = layout.arrange(q, k, v)
+    q, k, values = layout.arrange(q, k, v)
     plan = method.plan(Query(q, k, layout, site, scale, padding, causal))
     executed = plan.coarsen(blocks)
     spare = None if layout.q.index is None else q  # the rearranged copy has no other use
-    out, sums = backend.attend(q, k, v, executed, scale, padding, spare)
-    del q, k, v, spare
+    out, sums = backend.attend(q, k, values(), executed, scale, padding, spare)
+    del q, k, values, spare
     return Attended(layout.q.restore(out), sums, plan, executed, backend.name)
 
 

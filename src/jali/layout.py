@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -93,13 +94,19 @@ class BlockLayout:
     only_text_rows: bool
     device: torch.device = field(repr=False)
 
-    def arrange(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """[B, H, S, D] each, in the caller's order, to arranged order."""
+    def arrange(
+        self, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+        """[B, H, S, D] each, in the caller's order, to arranged order; v when it is asked for.
+
+        Kernels move all three at once. Elsewhere a copy of v would only lie there while q and k
+        are looked at.
+        """
         index = self.q.index
         if index is not None and self.k is self.q and kernels_run(index.device):
-            found: tuple[Tensor, ...] = kernels("gather").gather_each(q, k, v, index)
-            return found
-        return self.q.arrange(q), self.k.arrange(k), self.k.arrange(v)
+            q, k, v = kernels("gather").gather_each(q, k, v, index)
+            return q, k, lambda: v
+        return self.q.arrange(q), self.k.arrange(k), lambda: self.k.arrange(v)
 
     @functools.cached_property
     def M(self) -> int:
