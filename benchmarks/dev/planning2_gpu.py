@@ -37,7 +37,7 @@ from jali.kernels.selection import (
     cumulative_ends,
     entropy_budgets,
     level_lists,
-    select_levels,
+    list_levels,
     select_lists,
 )
 
@@ -227,11 +227,10 @@ def psa_works(q: Tensor, k: Tensor) -> dict[str, Work]:
 
         def old(flag: bool = normalised) -> object:
             scores = score(flag, tile=old_tile, tma=False)
-            levels = select_levels(scores, ends, RATIOS, early_exit=False)
-            return [level_lists(levels, (ratio,)) for ratio in RATIOS]
+            return list_levels(scores, ends, RATIOS, RATIOS, early_exit=False)
 
         def new(flag: bool = normalised) -> object:
-            return level_lists(select_levels(score(flag), ends, RATIOS), RATIOS)
+            return list_levels(score(flag), ends, RATIOS, RATIOS)
 
         works[f"CHAIN psa {label} with lists, old"] = old
         works[f"CHAIN psa {label} with lists, new"] = new
@@ -248,19 +247,21 @@ def psa_works(q: Tensor, k: Tensor) -> dict[str, Work]:
                 f, tile=Tile(*c), tma=True
             )
     scores = score()
-    levels = select_levels(scores, ends, RATIOS)
+    levels = torch.randint(0, 4, scores.shape, device="cuda", dtype=torch.uint8)
     for early in (False, True):
         word = "early" if early else "bitwise"
-        works[f"  select_levels {word}"] = lambda e=early: select_levels(
-            scores, ends, RATIOS, early_exit=e
+        works[f"  list_levels {word}"] = lambda e=early: list_levels(
+            scores, ends, RATIOS, RATIOS, early_exit=e
         )
         works[f"  cumulative_ends {word}"] = lambda e=early: cumulative_ends(
             scores, bounds, early_exit=e
         )
-    works["  select_levels early warps 2"] = lambda: select_levels(scores, ends, RATIOS, warps=2)
+    works["  list_levels early warps 2"] = lambda: list_levels(
+        scores, ends, RATIOS, RATIOS, warps=2
+    )
     works["  level_lists, 4 ratios"] = lambda: level_lists(levels, RATIOS)
     works["  level_lists, 4 ratios, warps 2"] = lambda: level_lists(levels, RATIOS, warps=2)
-    works["  levels_to_lists, one ratio"] = lambda: level_lists(levels, (2,))
+    works["  level_lists, one ratio"] = lambda: level_lists(levels, (2,))
     return works
 
 
@@ -352,14 +353,17 @@ def check_lists(scores: Tensor, label: str) -> None:
             word = "forced" if must is not None else "free"
             put(f"lists {label} {kind} {word}", all(map(torch.equal, a, b)))
         ends = ints(n // 10, n // 4, n // 2, n - 3)
-        a, b = (select_levels(x, ends, RATIOS, forced, full, early_exit=e) for e in (True, False))
-        put(f"levels {label} {kind}", torch.equal(a, b))
-        good = True
+        a, b = (
+            list_levels(x, ends, RATIOS, RATIOS, forced, full, early_exit=e) for e in (True, False)
+        )
+        put(f"levels {label} {kind}", torch.equal(a.indices, b.indices))
+        good = torch.equal(a.counts, b.counts)
+        levels = torch.randint(0, 4, x.shape, device="cuda", dtype=torch.uint8)
         column = torch.arange(n, device="cuda", dtype=torch.int32)
-        for ratio, (counts, indices) in level_lists(a, RATIOS).items():
-            want = torch.where(a == ratio, column, n).sort(-1).values
+        for ratio, (counts, indices) in level_lists(levels, RATIOS).items():
+            want = torch.where(levels == ratio, column, n).sort(-1).values
             good &= torch.equal(indices, torch.where(want < n, want, 0))
-            good &= torch.equal(counts.long(), (a == ratio).sum(-1))
+            good &= torch.equal(counts.long(), (levels == ratio).sum(-1))
         put(f"level lists {label} {kind}", good)
         mass = x.softmax(-1)
         bounds = torch.tensor([0.4, 0.5, 0.6, 0.8], device="cuda")

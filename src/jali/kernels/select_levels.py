@@ -6,7 +6,6 @@ Only the few boundaries between levels matter: each is found by exact selection,
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 import triton
@@ -22,26 +21,30 @@ from .select_rank import HIGHEST, cut_of, kth_key, midpoint, ordered_keys, runni
 
 
 @triton.jit
-def _levels_of(
+def _list_levels_kernel(
     scores,
     ends,
     forced,
     full_rows,
     cap,
-    row,
-    slot,
-    line,
+    counts,  # int32 [LIST_COUNT, lines]
+    indices,  # int32 [LIST_COUNT, lines, n]
+    m,
     n,
     end_stride,
     RATIOS: tl.constexpr,  # one byte per level, first level lowest
     COUNT: tl.constexpr,
+    LIST_RATIOS: tl.constexpr,  # the same of the levels that are listed
+    LIST_COUNT: tl.constexpr,
     N_PAD: tl.constexpr,
     HAS_FORCED: tl.constexpr,
     HAS_FULL: tl.constexpr,
     HAS_CAP: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The levels of one row, int32 [N_PAD]: 0 where skipped, and beyond n."""
+    row = tl.program_id(0)
+    slot = tl.program_id(1)
+    line = slot.to(tl.int64) * m + row
     column = tl.arange(0, N_PAD)
     real = column < n
     key = ordered_keys(tl.load(scores + line * n + column, mask=real, other=float("nan")))
@@ -76,105 +79,11 @@ def _levels_of(
     if HAS_CAP:
         most = tl.load(cap + slot.to(tl.int64) * n + column, mask=real, other=1).to(tl.int32)
         level = tl.minimum(level, most)
-    return tl.where(real, level, 0)
-
-
-@triton.jit
-def _select_levels_kernel(
-    scores,
-    ends,
-    forced,
-    full_rows,
-    cap,
-    levels,
-    m,
-    n,
-    end_stride,
-    RATIOS: tl.constexpr,
-    COUNT: tl.constexpr,
-    N_PAD: tl.constexpr,
-    HAS_FORCED: tl.constexpr,
-    HAS_FULL: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    row = tl.program_id(0)
-    slot = tl.program_id(1)
-    line = slot.to(tl.int64) * m + row
-    level = _levels_of(
-        scores, ends, forced, full_rows, cap, row, slot, line, n, end_stride,
-        RATIOS, COUNT, N_PAD, HAS_FORCED, HAS_FULL, HAS_CAP, EARLY,
-    )  # fmt: skip
-    column = tl.arange(0, N_PAD)
-    tl.store(levels + line * n + column, level.to(tl.uint8), mask=column < n)
-
-
-@triton.jit
-def _list_levels_kernel(
-    scores,
-    ends,
-    forced,
-    full_rows,
-    cap,
-    counts,  # int32 [LIST_COUNT, lines]
-    indices,  # int32 [LIST_COUNT, lines, n]
-    m,
-    n,
-    end_stride,
-    RATIOS: tl.constexpr,
-    COUNT: tl.constexpr,
-    LIST_RATIOS: tl.constexpr,
-    LIST_COUNT: tl.constexpr,
-    N_PAD: tl.constexpr,
-    HAS_FORCED: tl.constexpr,
-    HAS_FULL: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    row = tl.program_id(0)
-    slot = tl.program_id(1)
-    line = slot.to(tl.int64) * m + row
-    level = _levels_of(
-        scores, ends, forced, full_rows, cap, row, slot, line, n, end_stride,
-        RATIOS, COUNT, N_PAD, HAS_FORCED, HAS_FULL, HAS_CAP, EARLY,
-    )  # fmt: skip
+    level = tl.where(real, level, 0)
     # A row that would read nothing reads its first block.
-    column = tl.arange(0, N_PAD)
     level = tl.where((tl.max(level, 0) == 0) & (column == 0), 1, level)
     lines = tl.num_programs(1).to(tl.int64) * m
     store_lists(level, counts, indices, line, lines, n, LIST_RATIOS, LIST_COUNT, N_PAD)
-
-
-def select_levels(
-    scores: Tensor,
-    ends: Tensor,
-    ratios: Sequence[int],
-    forced: Tensor | None = None,
-    full_rows: Tensor | None = None,
-    cap: Tensor | None = None,
-    *,
-    warps: int | None = None,
-    early_exit: bool = True,
-) -> Tensor:
-    """Level of every block by rank: uint8 [B,H,M,N] with 0 for blocks behind the last end.
-
-    Blocks rank by (forced, score descending, lower index); the block of rank p gets the first of
-    `ratios` whose end is above p. `ends` int32 [R] or [B,H,M,R]. `forced` bool/uint8 [M,N] blocks
-    and all blocks of `full_rows` [M] get level 1. `cap` uint8 [B,H,N], at least 1, bounds levels
-    from above (a skipped block stays skipped). N <= 4096, at most 7 ratios. `warps` and
-    `early_exit` (leave each bisection once it has found its count) tune speed only.
-    """
-    launch = _levels_launch(
-        scores.shape, ends.shape, tuple(ratios), None, forced is not None, full_rows is not None,
-        cap is not None, warps, early_exit,
-    )  # fmt: skip
-    levels = torch.empty(*scores.shape, dtype=torch.uint8, device=scores.device)
-    launch(
-        scores.contiguous(), ends.contiguous(), None if forced is None else forced.contiguous(),
-        None if full_rows is None else full_rows.contiguous(),
-        None if cap is None else cap.contiguous(), levels,
-    )  # fmt: skip
-    return levels
 
 
 def list_levels(
@@ -185,15 +94,24 @@ def list_levels(
     forced: Tensor | None = None,
     full_rows: Tensor | None = None,
     cap: Tensor | None = None,
+    *,
+    warps: int | None = None,
+    early_exit: bool = True,
 ) -> Stack:
-    """What `select_levels` finds, as lists of the blocks read at each of `list_ratios`; a row that
-    would read nothing reads its first block in full. Widths are N; a count may be 0.
+    """Blocks by level: the lists of those read at each of `list_ratios`. Widths are N; a count may
+    be 0.
 
-    All tensors but `cap` must be contiguous.
+    Blocks rank by (forced, score descending, lower index); the block of rank p gets the first of
+    `ratios` whose end is above p, and none behind the last end. `ends` int32 [R] or [B,H,M,R].
+    `forced` bool/uint8 [M,N] blocks and all blocks of `full_rows` [M] get level 1. `cap` uint8
+    [B,H,N], at least 1, bounds levels from above (a skipped block stays skipped). A row that would
+    read nothing reads its first block in full. N <= 4096, at most 7 ratios; all tensors but `cap`
+    contiguous. `warps` and `early_exit` (leave each bisection once it has found its count) tune
+    speed only.
     """
-    form, launch = _list_launch(
+    form, launch = _levels_launch(
         scores.shape, ends.shape, ratios, list_ratios, forced is not None, full_rows is not None,
-        cap is not None,
+        cap is not None, warps, early_exit,
     )  # fmt: skip
     shape, device = form.shape, scores.device
     counts = torch.empty(*shape[:4], dtype=torch.int32, device=device)
@@ -204,21 +122,12 @@ def list_levels(
 
 
 @functools.lru_cache(maxsize=256)
-def _list_launch(
-    shape: tuple[int, ...], ends: tuple[int, ...], ratios: tuple[int, ...],
-    listed: tuple[int, ...], has_forced: bool, has_full: bool, has_cap: bool,
-) -> tuple[Form, Launch]:  # fmt: skip
-    launch = _levels_launch(shape, ends, ratios, listed, has_forced, has_full, has_cap, None, True)
-    return Form(listed, (len(listed), *shape)), launch
-
-
-@functools.lru_cache(maxsize=256)
 def _levels_launch(
     shape: tuple[int, ...], ends: tuple[int, ...], ratios: tuple[int, ...],
-    listed: tuple[int, ...] | None, has_forced: bool, has_full: bool, has_cap: bool,
-    warps: int | None, early_exit: bool,
-) -> Launch:  # fmt: skip
-    """What writes the levels, or lists of those `listed`."""
+    listed: tuple[int, ...], has_forced: bool, has_full: bool, has_cap: bool, warps: int | None,
+    early_exit: bool,
+) -> tuple[Form, Launch]:  # fmt: skip
+    """What the lists are but for their numbers, and what writes them."""
     batch, heads, m, n = shape
     if n > 4096 or not 1 <= len(ratios) <= 7 or ends[-1] != len(ratios):
         raise ValueError(f"{n} blocks, {len(ratios)} ratios, ends {tuple(ends)}")
@@ -226,6 +135,8 @@ def _levels_launch(
     constants = {
         "RATIOS": packed_ratios(ratios),
         "COUNT": len(ratios),
+        "LIST_RATIOS": packed_ratios(listed),
+        "LIST_COUNT": len(listed),
         "N_PAD": n_pad,
         "HAS_FORCED": has_forced,
         "HAS_FULL": has_full,
@@ -234,11 +145,8 @@ def _levels_launch(
         **row_options(n_pad, warps),
     }
     numbers = (m, n, 0 if len(ends) == 1 else len(ratios))
-    grid = (m, batch * heads)
-    if listed is None:
-        return Launch(_select_levels_kernel, grid, numbers, constants)
-    constants |= {"LIST_RATIOS": packed_ratios(listed), "LIST_COUNT": len(listed)}
-    return Launch(_list_levels_kernel, grid, numbers, constants)
+    launch = Launch(_list_levels_kernel, (m, batch * heads), numbers, constants)
+    return Form(listed, (len(listed), *shape)), launch
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .budgets import entropy_budgets, row_entropy
-from .select_levels import cumulative_ends, list_levels, select_levels
+from .select_levels import cumulative_ends, list_levels
 from .select_lists import level_lists, select_lists
 
 __all__ = [
@@ -12,6 +12,5 @@ __all__ = [
     "level_lists",
     "list_levels",
     "row_entropy",
-    "select_levels",
     "select_lists",
 ]
