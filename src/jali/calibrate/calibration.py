@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from jali.budget import check_share
+from jali.calibrate.asked import Asked, branches_of, budgets_of, digest, prompts_of
 from jali.calibrate.recorder import Recorder, Unplanned
 from jali.calibrate.running import RunningMean, locked
 from jali.calibrate.scorer import Sampled, Scorer
@@ -26,16 +23,15 @@ from jali.integration.fingerprint import fingerprint
 from jali.integration.modes import apply_sparse_attention
 from jali.integration.noise import noise_levels
 from jali.layout import Blocks
-from jali.maskbook import MEAN, Fingerprint, Header, MaskBook, write_book
+from jali.maskbook import Fingerprint, Header, MaskBook, write_book
 from jali.maskbook.container import PICKLES
-from jali.maskbook.header import LIMITS, canonical, read_grid, write_grid, write_order
+from jali.maskbook.header import read_grid, write_grid
 from jali.order import Order, Raster
 from jali.version import __version__
 
 log = logging.getLogger("jali")
 
 BUDGETS = (0.7, 0.5, 0.3)
-BRANCHES = {"mean": (MEAN,), "separate": ("cond", "uncond")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +81,9 @@ def calibrate(
     for bit. While a prompt runs, two means are on disk, four bytes a block each.
     """
     output = Path(output)
-    asked = _Asked(
-        prompts=_prompts(prompts), seed=_seed(seed), budgets=_budgets(budgets, importance),
-        branches=_branches(branches), importance=importance, sharpness=float(sharpness),
+    asked = Asked(
+        prompts=prompts_of(prompts), seed=seed, budgets=budgets_of(budgets, importance),
+        branches=branches_of(branches), importance=importance, sharpness=float(sharpness),
         scorer=scorer or Sampled(), blocks=blocks or Blocks(256, 128), order=order or Raster(),
         model=model, steps=steps, arguments=arguments,
     )  # fmt: skip
@@ -124,77 +120,13 @@ def calibrate(
     return book
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The arguments of a calibration, checked."""
-
-    prompts: tuple[str, ...]
-    seed: int
-    budgets: tuple[float, ...]
-    branches: tuple[str, ...]
-    importance: bool
-    sharpness: float
-    scorer: Scorer
-    blocks: Blocks
-    order: Order
-    model: str | None
-    steps: int | None
-    arguments: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        """What the book would refuse after hours is refused before them."""
-        write_order(self.order)
-        if not 0 <= self.sharpness < math.inf:
-            raise ValueError(f"sharpness must be a finite number >= 0, got {self.sharpness}")
-        if not isinstance(self.scorer, Scorer) or not isinstance(self.scorer.name, str):
-            raise TypeError(f"a scorer is a callable with a name, got {self.scorer!r:.80}")
-        if max(self.blocks.q, self.blocks.k) > LIMITS["block"]:
-            raise ValueError(f"blocks of at most {LIMITS['block']}, got {self.blocks}")
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """One for each prompt and its seed: what was said is not in the book."""
-        return tuple(
-            hashlib.sha256(f"{self.seed + i}\n{prompt}".encode()).hexdigest()[:32]
-            for i, prompt in enumerate(self.prompts)
-        )
-
-    def settings(self, marks: dict[str, Fingerprint]) -> dict[str, Any]:
-        """All that decides what is recorded, as plain values."""
-        return {
-            "model": self.model,
-            "transformers": {n: [m.kind, m.config, repr(m.weights)] for n, m in marks.items()},
-            "prompts": list(self.digests),
-            "seed": self.seed,
-            "steps": self.steps,
-            "branches": list(self.branches),
-            "scorer": self.scorer.name,
-            "blocks": [self.blocks.q, self.blocks.k],
-            "order": write_order(self.order),
-            **{f"argument {name}": _plain(value) for name, value in sorted(self.arguments.items())},
-        }
-
-
-def _digest(settings: dict[str, Any]) -> str:
-    return hashlib.sha256(canonical(settings).encode()).hexdigest()[:32]
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        raw = value.detach().float().cpu().contiguous().numpy().tobytes()
-        return f"tensor {tuple(value.shape)} {hashlib.sha256(raw).hexdigest()[:16]}"
-    return repr(value)[:200]
-
-
 # Recording
 
 
 def _record(
     pipe: Any,
     generate: Callable[[str, int], Any],
-    asked: _Asked,
+    asked: Asked,
     settings: dict[str, Any],
     folder: Path,
     found: RunningMean | None,
@@ -294,7 +226,7 @@ def _facts(recorder: Recorder, pipe: Any) -> dict[str, Any]:
     }
 
 
-def _generator(pipe: Any, asked: _Asked) -> Callable[[str, int], Any]:
+def _generator(pipe: Any, asked: Asked) -> Callable[[str, int], Any]:
     if asked.model is not None:
         from jali.integration.models import generate_video
 
@@ -325,7 +257,7 @@ def _generator(pipe: Any, asked: _Asked) -> Callable[[str, int], Any]:
 # The book
 
 
-def _header(made: RunningMean, asked: _Asked, marks: dict[str, Fingerprint]) -> Header:
+def _header(made: RunningMean, asked: Asked, marks: dict[str, Fingerprint]) -> Header:
     facts = made.facts
     _, layers, _, heads, _, _ = made.shape
     used = {name: mark for name, mark in marks.items() if name in facts["transformers"]}
@@ -352,19 +284,19 @@ def _header(made: RunningMean, asked: _Asked, marks: dict[str, Fingerprint]) -> 
         sharpness=asked.sharpness,
         scorer=asked.scorer.name,
         model=asked.model,
-        settings={**plain, "seed": asked.seed, "calibration": _digest(facts["settings"])},
+        settings={**plain, "seed": asked.seed, "calibration": digest(facts["settings"])},
         jali=__version__,
     )
 
 
-def _finished(output: Path, asked: _Asked, settings: dict[str, Any]) -> MaskBook | None:
+def _finished(output: Path, asked: Asked, settings: dict[str, Any]) -> MaskBook | None:
     """The book that this calibration would make, where it lies there already."""
     if not output.exists():
         return None
     with contextlib.suppress(ValueError, OSError):
         book = MaskBook.open(output)
         h = book.header
-        same = h.settings.get("calibration") == _digest(settings) and not h.history
+        same = h.settings.get("calibration") == digest(settings) and not h.history
         rest = (h.budgets, h.importance, h.sharpness)
         if same and rest == (asked.budgets, asked.importance, asked.sharpness):
             return book
@@ -401,42 +333,11 @@ def _writing(
     return lambda step, steps: progress(Progress(prompts, prompts, step, steps, writing=True))
 
 
-# Checks
-
-
-def _prompts(prompts: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-        raise TypeError(f"prompts is a list of texts, got {prompts!r:.80}")
-    if not prompts:
-        raise ValueError("calibrating needs at least one prompt")
-    for prompt in prompts:
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise ValueError(f"a prompt is a text that says something, got {prompt!r:.80}")
-    return tuple(prompts)
-
-
-def _seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be an int >= 0, got {seed!r}")
-    return seed
-
-
-def _budgets(budgets: Sequence[float], importance: bool) -> tuple[float, ...]:
-    for budget in budgets:
-        check_share("every one of budgets", budget)
-    if not budgets and not importance:
-        raise ValueError("without importance a book needs budgets: nothing could be replayed")
-    return tuple(sorted({float(budget) for budget in budgets}))
-
-
-def _branches(branches: str) -> tuple[str, ...]:
-    if branches not in BRANCHES:
-        raise ValueError(f"branches is 'mean' or 'separate', got {branches!r}")
-    return BRANCHES[branches]
+# Refusals, before minutes of work
 
 
 def _check_output(output: Path) -> None:
-    """Before minutes of work: can the book be written there?"""
+    """Can the book be written there?"""
     if output.suffix.lower() in PICKLES:
         raise ValueError(
             f"a book is a .safetensors file, never a pickle: use "
