@@ -31,7 +31,7 @@ from torch import Tensor
 
 from jali import BlockPlan, TokenGrid, attend, block_layout, sparse_attention
 from jali.backends import BACKENDS
-from jali.demo import make_scene
+from jali.evaluation.demo import make_scene
 from jali.functional import _method as method_of  # the same value that sparse_attention builds
 
 RESULTS = Path(__file__).parent / "results"

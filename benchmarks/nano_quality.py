@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from jali import __version__, load_pipeline, make_method, sparse_processor_mode
+from jali.evaluation.quality.metric import lpips, psnr, ssim
 from jali.methods import Method
 from jali.nano.autoencoder import decode_whole
 from jali.nano.grammar import prompts
-from jali.quality.metric import lpips, psnr, ssim
 
 METHODS = ("entropy", "cached", "psa", "rf_v2", "ada_bsa", "random", "local")
 COSTS = (0.7, 0.5, 0.3, 0.2)
@@ -188,7 +188,7 @@ def main() -> None:
 
 def calibrated(studio: Studio, book: Path, costs: list[float]) -> Path:
     """The book at hand, or one made of two prompts that are not asked for here."""
-    from jali.calibrate import calibrate
+    from jali.maskbook.calibration import calibrate
 
     if not book.exists():
         calibrate(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from jali.inspection.heads import Head
+    from jali.evaluation.inspection.heads import Head
 
 HERE = Path(__file__).parent
 ASSETS = HERE / "assets"
@@ -55,9 +55,9 @@ def losses() -> Figure:
 def heads() -> list[Head]:
     """Every head of nano in three of twelve steps of a dense generation at 9,600 tokens."""
     from jali import load_pipeline
-    from jali.gallery.settings import Settings
-    from jali.inspection.capture import capture
-    from jali.inspection.heads import heads_of
+    from jali.evaluation.inspection.capture import capture
+    from jali.evaluation.inspection.heads import heads_of
+    from jali.generation.settings import Settings
 
     pipe = load_pipeline("nano")
     pipe.set_progress_bar_config(disable=True)
@@ -99,7 +99,7 @@ def film(video: Path) -> None:
     """A film that plays where it stands."""
     from PIL import Image
 
-    from jali.quality.clip import read_clip
+    from jali.clips.clip import read_clip
 
     clip = read_clip(video)
     frames = [Image.fromarray(frame.numpy()) for frame in clip.frames]

@@ -27,11 +27,11 @@ from jali import (
     TokenGrid,
     attend,
 )
-from jali.demo import Scene, make_scene
-from jali.demo.picture import heads_figure, maps_figure
+from jali.evaluation.demo import Scene, make_scene
+from jali.evaluation.demo.picture import heads_figure, maps_figure
 from jali.methods import METHODS, Dense, Method
-from jali.order import Order
-from jali.plan import BlockPlan
+from jali.planning.plan import BlockPlan
+from jali.tokens.order import Order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,7 +139,7 @@ def photograph(folder: Path) -> None:
     """The top of a report page, in a window of 1200 pixels."""
     from playwright.sync_api import sync_playwright
 
-    from jali.report import compare_page, write_page
+    from jali.evaluation.report import compare_page, write_page
 
     with tempfile.TemporaryDirectory() as place, sync_playwright() as play:
         page_file = Path(place) / "page.html"

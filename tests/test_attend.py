@@ -17,7 +17,7 @@ from jali import (
     Site,
     TokenGrid,
     attend,
-    border,
+    checks,
 )
 from oracle import relative, sdpa, stock_bf16_runs, tensors
 
@@ -130,7 +130,7 @@ def test_lengths_from_the_host_are_copied_to_the_device_once() -> None:
     """Every such copy waits for all that is under way there, and a model has many layers."""
     q, k, v = tensors(70, B=2)
     one, two = (
-        border.check(q, k, v, None, None, None, None, (70, 41), None, False, Entropy())
+        checks.check(q, k, v, None, None, None, None, (70, 41), None, False, Entropy())
         for _ in range(2)
     )
     assert one.padding is not None

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jali import Budget
-from jali.budget import blocks_for, entropy_of, share_blocks, shares_by_weight
+from jali.planning.budget import blocks_for, entropy_of, share_blocks, shares_by_weight
 
 
 def asked(mean: float, N: int, H: int) -> int:

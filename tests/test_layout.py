@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jali import Blocks, Box, FrameWindows, Gilbert, Raster, Text, Tiled, TokenGrid, block_layout
 from jali import layout as layout_module
-from jali.layout import BlockLayout
+from jali.tokens.layout import BlockLayout
 
 ORDERS = [Raster(), Gilbert(), FrameWindows(), Tiled((2, 4, 4)), Tiled((2, 3, 5), True)]
 SEGMENTS = st.one_of(

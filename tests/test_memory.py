@@ -51,14 +51,14 @@ def test_nothing_of_size_s_by_s(method: Method, padded: bool) -> None:
 
 def test_scores_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the chunk, the plan is the same."""
-    import jali.scoring
+    import jali.planning.scoring
 
     q, k, v = tensors(700, B=2, H=4, kv=2)
     methods = (Entropy(Budget(0.3), q_block=32, k_block=16), Psa(q_block=32, k_block=16),
                AdaBsa(0.5, block_size=16))  # fmt: skip
     plans = [attend(q, k, v, method=m).plan.levels for m in methods]  # type: ignore[union-attr]
     for size in (1, 100_000):
-        monkeypatch.setattr(jali.scoring, "CHUNK_BYTES", size)
+        monkeypatch.setattr(jali.planning.scoring, "CHUNK_BYTES", size)
         for method, wanted in zip(methods, plans, strict=True):
             found = attend(q, k, v, method=method).plan
             assert found is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import oracle
 from jali import Box, FrameWindows, Gilbert, Raster, Text, Tiled, TokenGrid
-from jali.order import gilbert_curve
+from jali.tokens.order import gilbert_curve
 
 ORDERS = [
     Raster(), Gilbert(), FrameWindows(), Tiled(), Tiled((2, 8, 8), first_frame_last=True),

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jali import BlockPlan, Blocks, TokenGrid, block_layout
-from jali.layout import BlockLayout
-from jali.lists import BlockList, Form, Stack
-from jali.plan import full_plan
+from jali.kernels.lists import BlockList, Form, Stack
+from jali.planning.plan import full_plan
+from jali.tokens.layout import BlockLayout
 
 
 def layout_of(M: int, N: int, q: int = 16, k: int = 16) -> BlockLayout:

@@ -19,14 +19,11 @@ HEAVY = ("triton", "diffusers", "flash_attn", "transformers", "matplotlib")
 # Each module may import those with a smaller number, and its own package. A new part of the
 # library joins by one line.
 LAYERS = {
-    "grid": 0, "order": 1, "layout": 2, "padding": 3, "plan": 4, "site": 0, "fused": 0,
-    "lists": -2, "heads": -2,
-    "budget": 5, "scoring": 5, "selection": 5, "maskbook": 5.5, "version": 0,
-    "methods": 6, "backends": 6, "presets": 7, "border": 7, "attend": 8,
-    "functional": 9, "integration": 9.5, "families": 9, "": 10,
-    "quality": 11, "calibrate": 9.7, "nano": 11, "demo": 12.2,
-    "prompts": 11.2, "gallery": 11.3, "bench": 11.5, "inspection": 11.5,
-    "report": 12, "experiments": 12.5, "cli": 13, "__main__": 14, "kernels": -1,
+    "kernels": 0, "version": 0, "files": 0, "moved": 0, "clips": 1, "tokens": 1, "planning": 2,
+    "methods": 3, "backends": 3,
+    "presets": 4, "checks": 4, "attend": 5, "functional": 6, "integration": 7, "": 7,
+    "maskbook": 8, "nano": 8, "generation": 9, "evaluation": 10, "experiments": 11, "cli": 12,
+    "__main__": 13,
 }  # fmt: skip
 # Neither of these two may import the other: a plan is all they share.
 APART = {("methods", "backends"), ("backends", "methods")}
@@ -53,7 +50,7 @@ def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, bool]]:
             base = node.module or ""
             if node.level:
                 base = f"{package}.{base}".rstrip(".")
-            if base == "jali":  # `from jali import border` names modules, or public names
+            if base == "jali":  # `from jali import checks` names modules, or public names
                 for name in node.names:
                     sub = ROOT / name.name
                     known = sub.is_dir() or sub.with_suffix(".py").exists()
@@ -65,6 +62,8 @@ def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, bool]]:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_go_one_way(path: Path) -> None:
     here = module_of(path)
+    if here == "":
+        return  # the list of public names, found when they are asked for
     assert here in LAYERS, f"say in LAYERS where jali.{here} stands"
     for name, now in imports(ast.parse(path.read_text()), f"jali.{here}"):
         if name.split(".")[0] != "jali":
@@ -72,12 +71,8 @@ def test_imports_go_one_way(path: Path) -> None:
         there = [*name.split("."), ""][1]
         if there == here:
             continue
-        if there == "kernels":
+        if name.startswith("jali.kernels.") and name != "jali.kernels.lists":
             assert not now, f"{path}: kernels may only be imported inside a function"
-            assert here == "bench" or LAYERS[here] <= LAYERS["backends"], f"{path} imports {name}"
-            continue
-        if here == "kernels":  # a leaf, but for the form in which plans reach it
-            assert there == "lists", f"{path} imports {name}"
         assert (here, there) not in APART, f"{path} imports {name}"
         assert LAYERS[there] < LAYERS[here], f"{path} imports {name}: that way is up"
 
@@ -94,12 +89,12 @@ def test_optional_packages_are_imported_where_they_are_used(path: Path) -> None:
     here = module_of(path)
     for name, now in imports(ast.parse(path.read_text()), f"jali.{here}"):
         if now and name.split(".")[0] in HEAVY:
-            assert here in ("kernels", "integration", "report", "quality"), f"{path}: {name}"
+            assert here in ("kernels", "integration", "maskbook", "evaluation"), f"{path}: {name}"
 
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in FILES if module_of(p) in ("methods", "scoring", "selection", "budget")],
+    [p for p in FILES if module_of(p) == "methods" or p.stem in ("scoring", "selection", "budget")],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_planning_never_waits_for_the_device(path: Path) -> None:

@@ -25,20 +25,20 @@ import torch
 from torch import Tensor
 
 from jali.backends import Task, choose
-from jali.bench import record
-from jali.bench.check import sampled_error
-from jali.bench.inputs import make_inputs
-from jali.bench.shapes import SHAPES
-from jali.budget import Budget
-from jali.layout import Blocks, block_layout
+from jali.evaluation.bench import record
+from jali.evaluation.bench.check import sampled_error
+from jali.evaluation.bench.inputs import make_inputs
+from jali.evaluation.bench.shapes import SHAPES
 from jali.maskbook import Fingerprint, Header, MaskBook, write_book
 from jali.maskbook.bits import plan_of
-from jali.methods.cached import Cached
+from jali.maskbook.cached import Cached
 from jali.methods.method import Query
-from jali.order import Raster
-from jali.plan import BlockPlan
-from jali.scoring import sample_positions, sampled_scores
-from jali.site import Site
+from jali.planning.budget import Budget
+from jali.planning.plan import BlockPlan
+from jali.planning.scoring import sample_positions, sampled_scores
+from jali.planning.site import Site
+from jali.tokens.layout import Blocks, block_layout
+from jali.tokens.order import Raster
 
 SHAPE = SHAPES["wan-720p"]
 BLOCKS = Blocks(256, 128)
@@ -187,10 +187,10 @@ def calibration_rows(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
     try:
         from diffusers import WanTransformer3DModel
 
-        from jali.calibrate.recorder import Recorder, Unplanned
-        from jali.calibrate.running import RunningMean
-        from jali.calibrate.scorer import Sampled
         from jali.integration.modes import apply_sparse_attention
+        from jali.maskbook.calibration.recorder import Recorder, Unplanned
+        from jali.maskbook.calibration.running import RunningMean
+        from jali.maskbook.calibration.scorer import Sampled
     except ImportError as error:
         return {"skipped": str(error)}
     torch.manual_seed(0)

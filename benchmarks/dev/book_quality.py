@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from jali import cached_processor_mode, generate_video, load_pipeline, sparse_processor_mode
-from jali.bench import record
-from jali.calibrate import calibrate
-from jali.layout import Blocks
+from jali.evaluation.bench import record
+from jali.evaluation.quality.metric import psnr, ssim
+from jali.generation.prompts import default_prompts
 from jali.maskbook import MaskBook
-from jali.prompts import default_prompts
-from jali.quality.metric import psnr, ssim
+from jali.maskbook.calibration import calibrate
+from jali.tokens.layout import Blocks
 
 SMALL = {"height": 128, "width": 128, "num_frames": 33}
 Size = dict[str, int]

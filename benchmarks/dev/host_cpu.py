@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from jali import apply_sparse_attention
-from jali.budget import Budget
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, Schedule
+from jali.planning.budget import Budget
 
 GRID = (3, 8, 8)
 HEADS, DIM = 2, 16  # few numbers: what is left of an operator is its call
@@ -116,7 +116,6 @@ def pretended() -> Iterator[None]:
     """Tensors are on an H200, FlashAttention-4 is installed, and nothing is launched."""
     from jali import kernels
     from jali.backends import fa4
-    from jali.fused import kernels_run
     from jali.kernels import attention, row_views
 
     _install_flash_attn()
@@ -132,9 +131,7 @@ def pretended() -> Iterator[None]:
         ),
         unlaunched(),
     ):
-        kernels_run.cache_clear()
         yield
-    kernels_run.cache_clear()
 
 
 @contextmanager

@@ -33,11 +33,11 @@ import torch
 from torch import Tensor, nn
 
 from jali import apply_sparse_attention
-from jali.bench import record
-from jali.bench.check import sampled_error
-from jali.budget import Budget
+from jali.evaluation.bench import record
+from jali.evaluation.bench.check import sampled_error
 from jali.integration.scene import Seen
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, Schedule
+from jali.planning.budget import Budget
 
 START = time.perf_counter()
 # Never active: all its calls are dense, by the fastest kernel there is.

@@ -10,26 +10,19 @@ from jali.version import __version__ as __version__
 if TYPE_CHECKING:
     from jali.attend import Attended as Attended
     from jali.attend import attend as attend
-    from jali.budget import Budget as Budget
-    from jali.calibrate import calibrate as calibrate
     from jali.functional import sparse_attention as sparse_attention
-    from jali.grid import Box as Box
-    from jali.grid import Text as Text
-    from jali.grid import TokenGrid as TokenGrid
     from jali.integration.autoregressive import autoregressive_mode as autoregressive_mode
-    from jali.integration.cached import cached_processor_mode as cached_processor_mode
     from jali.integration.config import SparseAttentionConfig as SparseAttentionConfig
     from jali.integration.families import register_family as register_family
-    from jali.integration.models import generate_video as generate_video
-    from jali.integration.models import load_pipeline as load_pipeline
+    from jali.integration.models.pipeline import generate_video as generate_video
+    from jali.integration.models.pipeline import load_pipeline as load_pipeline
     from jali.integration.modes import apply_sparse_attention as apply_sparse_attention
     from jali.integration.modes import make_step_callback as make_step_callback
     from jali.integration.modes import sparse_processor_mode as sparse_processor_mode
     from jali.integration.named import register_backend as register_backend
-    from jali.layout import BlockLayout as BlockLayout
-    from jali.layout import Blocks as Blocks
-    from jali.layout import block_layout as block_layout
     from jali.maskbook import MaskBook as MaskBook
+    from jali.maskbook.calibration import calibrate as calibrate
+    from jali.maskbook.mode import cached_processor_mode as cached_processor_mode
     from jali.methods import AdaBsa as AdaBsa
     from jali.methods import Dense as Dense
     from jali.methods import Entropy as Entropy
@@ -40,15 +33,22 @@ if TYPE_CHECKING:
     from jali.methods import RfV2 as RfV2
     from jali.methods import Schedule as Schedule
     from jali.methods import make_method as make_method
-    from jali.order import FrameWindows as FrameWindows
-    from jali.order import Gilbert as Gilbert
-    from jali.order import Raster as Raster
-    from jali.order import Tiled as Tiled
-    from jali.plan import BlockPlan as BlockPlan
+    from jali.planning.budget import Budget as Budget
+    from jali.planning.plan import BlockPlan as BlockPlan
+    from jali.planning.site import Site as Site
     from jali.presets import Preset as Preset
     from jali.presets import load_preset as load_preset
     from jali.presets import presets as presets
-    from jali.site import Site as Site
+    from jali.tokens.grid import Box as Box
+    from jali.tokens.grid import Text as Text
+    from jali.tokens.grid import TokenGrid as TokenGrid
+    from jali.tokens.layout import BlockLayout as BlockLayout
+    from jali.tokens.layout import Blocks as Blocks
+    from jali.tokens.layout import block_layout as block_layout
+    from jali.tokens.order import FrameWindows as FrameWindows
+    from jali.tokens.order import Gilbert as Gilbert
+    from jali.tokens.order import Raster as Raster
+    from jali.tokens.order import Tiled as Tiled
 
 
 __all__ = [
@@ -89,37 +89,37 @@ __all__ = [
 _LAZY = {
     "AdaBsa": "jali.methods",
     "Attended": "jali.attend",
-    "BlockLayout": "jali.layout",
-    "BlockPlan": "jali.plan",
-    "Blocks": "jali.layout",
-    "Box": "jali.grid",
-    "Budget": "jali.budget",
+    "BlockLayout": "jali.tokens.layout",
+    "BlockPlan": "jali.planning.plan",
+    "Blocks": "jali.tokens.layout",
+    "Box": "jali.tokens.grid",
+    "Budget": "jali.planning.budget",
     "Dense": "jali.methods",
     "Entropy": "jali.methods",
-    "FrameWindows": "jali.order",
-    "Gilbert": "jali.order",
+    "FrameWindows": "jali.tokens.order",
+    "Gilbert": "jali.tokens.order",
     "Local": "jali.methods",
     "MaskBook": "jali.maskbook",
     "Method": "jali.methods",
     "Preset": "jali.presets",
     "Psa": "jali.methods",
     "Random": "jali.methods",
-    "Raster": "jali.order",
+    "Raster": "jali.tokens.order",
     "RfV2": "jali.methods",
     "Schedule": "jali.methods",
-    "Site": "jali.site",
+    "Site": "jali.planning.site",
     "SparseAttentionConfig": "jali.integration.config",
-    "Text": "jali.grid",
-    "Tiled": "jali.order",
-    "TokenGrid": "jali.grid",
+    "Text": "jali.tokens.grid",
+    "Tiled": "jali.tokens.order",
+    "TokenGrid": "jali.tokens.grid",
     "apply_sparse_attention": "jali.integration.modes",
     "attend": "jali.attend",
     "autoregressive_mode": "jali.integration.autoregressive",
-    "block_layout": "jali.layout",
-    "cached_processor_mode": "jali.integration.cached",
-    "calibrate": "jali.calibrate",
-    "generate_video": "jali.integration.models",
-    "load_pipeline": "jali.integration.models",
+    "block_layout": "jali.tokens.layout",
+    "cached_processor_mode": "jali.maskbook.mode",
+    "calibrate": "jali.maskbook.calibration",
+    "generate_video": "jali.integration.models.pipeline",
+    "load_pipeline": "jali.integration.models.pipeline",
     "load_preset": "jali.presets",
     "make_method": "jali.methods",
     "make_step_callback": "jali.integration.modes",

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jali import border
+from jali import checks
 from jali.backends import Backend, check_name, choose, dense
-from jali.grid import TokenGrid
-from jali.layout import BlockLayout, Blocks, block_layout
 from jali.methods import Dense, Method, Query, make_method
-from jali.padding import KeyPadding
-from jali.plan import BlockPlan, full_plan
-from jali.site import Site
+from jali.planning.plan import BlockPlan, full_plan
+from jali.planning.site import Site
+from jali.tokens.grid import TokenGrid
+from jali.tokens.layout import BlockLayout, Blocks, block_layout
+from jali.tokens.padding import KeyPadding
 
 HERE = Site()
 
@@ -69,7 +69,7 @@ def attend(
     asks for the log-sum-exp [B, H, Sq] of dense calls too; sparse ones always have it.
     """
     check_name(backend)
-    call = border.check(
+    call = checks.check(
         q, k, v, grid, key_grid, offset, scale, key_length, key_mask, causal, make_method(method)
     )
     if not call.method.active(site, call.q_grid.tokens):
@@ -89,7 +89,7 @@ class Way(NamedTuple):
     causal: bool
 
 
-def way_of(call: border.Call, method: Method, backend: str, device: torch.device) -> Way:
+def way_of(call: checks.Call, method: Method, backend: str, device: torch.device) -> Way:
     """The way of a checked call. Calls of the same values go the same way."""
     task = call.task
     chosen = choose(backend, task)
@@ -116,7 +116,7 @@ def follow(way: Way, q: Tensor, k: Tensor, v: Tensor, site: Site) -> Attended:
 
 
 def _dense(
-    q: Tensor, k: Tensor, v: Tensor, call: border.Call, backend: str, causal: bool, lse: bool
+    q: Tensor, k: Tensor, v: Tensor, call: checks.Call, backend: str, causal: bool, lse: bool
 ) -> Attended:
     """Everything, in the caller's own order. The method `dense` means the stock operation; the
     dense calls of a sparse run take the fastest one."""

@@ -12,7 +12,7 @@ import jali.backends.torch as torch_backend
 from jali import BlockPlan, Blocks, Budget, Entropy, Psa, TokenGrid, attend, block_layout
 from jali.backends import BACKENDS, Reference, Task, Torch, choose, why_not
 from jali.backends.dense import stock
-from jali.padding import KeyPadding
+from jali.tokens.padding import KeyPadding
 from oracle import relative, sdpa, tensors
 
 CPU = torch.device("cpu")

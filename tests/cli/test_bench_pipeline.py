@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
-from jali.bench.pipeline import Row, _marked
+from jali.evaluation.bench.pipeline import Row, _marked
 
 Jali = Callable[..., Any]
 

@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("diffusers")
 
 from jali.backends import BACKENDS
-from jali.integration.registry import MODELS
-from jali.integration.workload import WORKLOADS
+from jali.integration.models.registry import MODELS
+from jali.integration.models.workload import WORKLOADS
 
 Jali = Callable[..., Any]
 
@@ -75,7 +75,7 @@ def test_the_proof(jali: Jali, monkeypatch: pytest.MonkeyPatch) -> None:
 
     import tiny
 
-    module = importlib.import_module("jali.gallery.produce")
+    module = importlib.import_module("jali.generation.produce")
     monkeypatch.setattr(module, "load", lambda _settings: tiny.wan(layers=3))
     done = jali("doctor", "--device=cpu", "--run", "--json")
     assert done.exit_code == 0, done.stderr

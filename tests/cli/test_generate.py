@@ -19,8 +19,8 @@ import torch
 pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
-from jali.gallery import read_gallery
-from jali.quality.clip import read_clip
+from jali.clips.clip import read_clip
+from jali.generation import read_gallery
 
 Jali = Callable[..., Any]
 Small = tuple[str, ...]
@@ -73,7 +73,7 @@ def test_dense_beside_sparse(jali: Jali, small: Small, tmp_path: Path) -> None:
 
 
 def test_shipped_prompts_without_any(jali: Jali, small: Small, tmp_path: Path) -> None:
-    from jali.prompts import default_prompts
+    from jali.generation.prompts import default_prompts
 
     done = jali("generate", *small, "--method=dense", "--num-prompts=1", "--output-dir",
                 tmp_path / "run", "--json")  # fmt: skip

@@ -15,13 +15,13 @@ pytest.importorskip("diffusers")
 
 import tiny
 
-from jali.gallery import Settings
-from jali.grid import TokenGrid
-from jali.inspection import Capture, capture, judge, ranking
-from jali.inspection.judge import _Exact, exact_map, planned, too_dear
+from jali.evaluation.inspection import Capture, capture, judge, ranking
+from jali.evaluation.inspection.judge import _Exact, exact_map, planned, too_dear
+from jali.generation import Settings
 from jali.integration.masks import Keys
 from jali.methods import METHODS, make_method
-from jali.site import Site
+from jali.planning.site import Site
+from jali.tokens.grid import TokenGrid
 
 Jali = Callable[..., Any]
 

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from jali import BlockPlan, Box, Site, Text, TokenGrid, attend
 from jali.attend import Attended
 from jali.backends import BACKENDS, Reference, Task, choose
-from jali.border import check
-from jali.layout import Blocks, block_layout
-from jali.padding import KeyPadding
-from jali.plan import full_plan
+from jali.checks import check
+from jali.planning.plan import full_plan
+from jali.tokens.layout import Blocks, block_layout
+from jali.tokens.padding import KeyPadding
 from oracle import relative, sdpa, tensors
 
 LSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.2e-1}

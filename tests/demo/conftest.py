@@ -25,7 +25,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, weights: Path) -> tuple[str, ...]:
     """2×4×4 tokens in place of either size: everything happens, and nothing is sparse."""
-    from jali.demo import generation
+    from jali.evaluation.demo import generation
 
     for name in ("FULL", "QUICK"):
         monkeypatch.setattr(generation, name, generation.Size(32, 32, 5))

@@ -10,8 +10,17 @@ import torch
 pytest.importorskip("PIL")
 pytest.importorskip("av")
 
-from jali.demo.beside import GAIN, GAP, HEADER, film, panels, strip, write_film, write_strip
-from jali.quality.clip import Clip, read_clip
+from jali.clips.clip import Clip, read_clip
+from jali.evaluation.demo.beside import (
+    GAIN,
+    GAP,
+    HEADER,
+    film,
+    panels,
+    strip,
+    write_film,
+    write_strip,
+)
 
 
 def clips(height: int, width: int, frames: int = 9) -> tuple[Clip, Clip]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jali.demo.folder import check, staged, write_facts
+from jali.evaluation.demo.folder import check, staged, write_facts
 
 
 def write(folder: Path, **files: str) -> None:

@@ -14,10 +14,10 @@ import torch
 pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
-from jali.demo import generation, outcome
-from jali.gallery import read_gallery
-from jali.quality import metric
-from jali.quality.clip import read_clip
+from jali.clips.clip import read_clip
+from jali.evaluation.demo import generation, outcome
+from jali.evaluation.quality import metric
+from jali.generation import read_gallery
 
 Jali = Callable[..., Any]
 Tiny = tuple[str, ...]
@@ -188,7 +188,7 @@ def test_a_failure_at_the_end_leaves_the_demo_before(
 def test_without_weights_the_tensors_are_shown(
     jali: Jali, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jali.demo import tensors
+    from jali.evaluation.demo import tensors
     from jali.integration import registry
 
     monkeypatch.setattr(registry.ModelCard, "place", property(lambda _: str(tmp_path / "nowhere")))

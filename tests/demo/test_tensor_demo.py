@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from jali.demo import KINDS, compare, make_scene
-from jali.demo.picture import footprint
+from jali.evaluation.demo import KINDS, compare, make_scene
+from jali.evaluation.demo.picture import footprint
 from jali.methods import METHODS
 
 Jali = Callable[..., Any]
@@ -65,7 +65,7 @@ def test_a_comparison_has_every_method() -> None:
 
 def test_the_command(jali: Jali, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    from jali.demo import tensors
+    from jali.evaluation.demo import tensors
 
     monkeypatch.setattr(tensors, "QUICK", (2, 8, 16))
     folder = tmp_path / "out"
@@ -90,7 +90,7 @@ def test_the_command(jali: Jali, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_without_matplotlib(jali: Jali, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from jali.demo import tensors
+    from jali.evaluation.demo import tensors
 
     monkeypatch.setattr(tensors, "QUICK", (2, 8, 16))
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def find(name: str) -> Path:
         import checkpoints
 
-        from jali.integration.registry import model_card
+        from jali.integration.models.registry import model_card
 
         known = model_card(name).name
         known = SAME.get(known, known)
@@ -53,8 +53,8 @@ def small(
     from jali.integration.families import FAMILIES
 
     load, generate = models.load_pipeline, models.generate_video
-    calibration = importlib.import_module("jali.calibrate")
-    record = calibration.calibrate
+    calibration = importlib.import_module("jali.maskbook.calibration")
+    record = calibration.session
 
     def load_small(name: str, **options: Any) -> Any:
         options |= {"path": checkpoint(name), "device": "cpu", "lora": None}

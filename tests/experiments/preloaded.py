@@ -7,10 +7,10 @@ import rank
 import torch
 from diffusers import WanPipeline
 
-import jali.calibrate
-import jali.gallery
-import jali.quality.evaluation
-import jali.report
+import jali.evaluation.quality.evaluation
+import jali.evaluation.report
+import jali.generation
+import jali.maskbook.calibration
 
 __all__ = ["WanPipeline", "av", "jali", "rank"]
 torch.set_num_threads(1)

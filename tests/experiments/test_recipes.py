@@ -12,7 +12,7 @@ from fake import eventually
 
 from jali.experiments.experiment import Experiment
 from jali.experiments.scale import forecast, known_strides, table
-from jali.integration.registry import MODELS
+from jali.integration.models.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scale.md").read_text()

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 import rank
 from rank import experiment
 
+from jali.clips.clip import read_clip
 from jali.experiments.job import run_experiment
 from jali.experiments.journal import Entry
 from jali.experiments.place import Place
@@ -31,9 +32,8 @@ from jali.experiments.stages import all_stages
 from jali.experiments.stages.calibration import with_own_book
 from jali.experiments.stages.variant import calibration_prompts, prompts_of
 from jali.experiments.status import standings
-from jali.gallery import read_gallery
+from jali.generation import read_gallery
 from jali.maskbook import MaskBook
-from jali.quality.clip import read_clip
 
 FILES = ("masks.safetensors", "quality.json")
 

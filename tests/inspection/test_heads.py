@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jali.demo.scene import make_scene
-from jali.grid import Box, Text, TokenGrid
-from jali.inspection.heads import heads_of
-from jali.site import Site
+from jali.evaluation.demo.scene import make_scene
+from jali.evaluation.inspection.heads import heads_of
+from jali.planning.site import Site
+from jali.tokens.grid import Box, Text, TokenGrid
 
 HERE = Site(0, 1, 0, 1)
 

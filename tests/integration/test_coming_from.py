@@ -16,8 +16,8 @@ import checkpoints
 
 from jali import presets
 from jali.integration import models
-from jali.integration.checkpoint import lora_source
-from jali.integration.registry import model_card
+from jali.integration.models.checkpoint import lora_source
+from jali.integration.models.registry import model_card
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("presets.md", "coming-from-psa.md")

@@ -134,7 +134,7 @@ def test_it_may_lie_beside_a_model(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     import checkpoints
 
-    from jali.integration.models import load_pipeline
+    from jali.integration.models.pipeline import load_pipeline
 
     folder = checkpoints.save("wan-t2v-1.3b", tmp_path / "wan")
     index = (folder / "model_index.json").read_text()

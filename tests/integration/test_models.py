@@ -22,11 +22,17 @@ import tiny
 
 import jali
 from jali.integration import registry
-from jali.integration.checkpoint import LoraSource, lora_source
-from jali.integration.intact import write_checksums
-from jali.integration.models import Strides, check_size, generate_video, load_pipeline, strides_of
+from jali.integration.models.checkpoint import LoraSource, lora_source
+from jali.integration.models.intact import write_checksums
+from jali.integration.models.pipeline import (
+    Strides,
+    check_size,
+    generate_video,
+    load_pipeline,
+    strides_of,
+)
+from jali.integration.models.registry import MODELS, matching, model_card
 from jali.integration.modes import sparse_processor_mode
-from jali.integration.registry import MODELS, matching, model_card
 from jali.presets import presets, resolve_model
 
 NAMES = tuple(checkpoints.BUILDERS)

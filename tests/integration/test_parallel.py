@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from jali.grid import TokenGrid
 from jali.integration.families import FAMILIES
 from jali.integration.parallel import Ranks, across_ranks, joint_order
 from jali.methods import Entropy, RfV2, Schedule
+from jali.tokens.grid import TokenGrid
 
 HERE = Path(__file__).parent
 

@@ -14,10 +14,10 @@ pytest.importorskip("diffusers")
 import tiny
 
 import jali
-from jali.grid import TokenGrid
-from jali.integration.recognition import model_of, scale_of
-from jali.integration.registry import MODELS
+from jali.integration.models.recognition import model_of, scale_of
+from jali.integration.models.registry import MODELS
 from jali.presets import Preset, VideoScale, load_preset
+from jali.tokens.grid import TokenGrid
 
 
 def loaded(name: str, pipeline: str | None = None, experts: int | None = None) -> tuple[Any, Any]:

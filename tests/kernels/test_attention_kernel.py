@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from jali.kernels.attention import Config, block_sparse_attention, default_config
 from jali.kernels.granules import pack_granules
+from jali.kernels.lists import Form, Stack
 from jali.kernels.pooling import pool_pyramid
-from jali.lists import Form, Stack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {

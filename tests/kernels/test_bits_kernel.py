@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from jali.kernels.bits import bit_lists
 from jali.maskbook.bits import pack, unpack
-from jali.plan import list_blocks
+from jali.planning.plan import list_blocks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from jali.grid import TokenGrid
-from jali.layout import Blocks
 from jali.maskbook import Fingerprint, Header, MaskBook, write_book
-from jali.order import Raster
+from jali.tokens.grid import TokenGrid
+from jali.tokens.layout import Blocks
+from jali.tokens.order import Raster
 
 SMALL = Header(
     fingerprints={"transformer": Fingerprint("WanTransformer3DModel", "0" * 64, {"w": (0.5, -1)})},

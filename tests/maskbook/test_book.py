@@ -16,15 +16,15 @@ import safetensors
 import torch
 
 from jali import Budget, MaskBook
-from jali.budget import blocks_by_entropy
-from jali.grid import Text, TokenGrid
-from jali.layout import Blocks
 from jali.maskbook import BookError, code, write_book
 from jali.maskbook.bits import pack, unpack
 from jali.maskbook.container import replacing
 from jali.maskbook.header import Header, read_header
-from jali.order import Gilbert, Tiled
-from jali.selection import keep_top
+from jali.planning.budget import blocks_by_entropy
+from jali.planning.selection import keep_top
+from jali.tokens.grid import Text, TokenGrid
+from jali.tokens.layout import Blocks
+from jali.tokens.order import Gilbert, Tiled
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 8, 9, 64, 591])

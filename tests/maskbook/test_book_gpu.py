@@ -11,10 +11,10 @@ import tiny
 import torch
 
 import jali
-from jali.calibrate import calibrate
-from jali.grid import TokenGrid
-from jali.layout import Blocks
 from jali.maskbook.bits import plan_of
+from jali.maskbook.calibration import calibrate
+from jali.tokens.grid import TokenGrid
+from jali.tokens.layout import Blocks
 
 pytestmark = pytest.mark.gpu
 

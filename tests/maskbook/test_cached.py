@@ -14,14 +14,14 @@ import torch
 import jali
 from jali import Budget, Schedule, Site, TokenGrid
 from jali.backends import BACKENDS, Task
-from jali.calibrate import calibrate
 from jali.integration.modes import Handle
 from jali.integration.parallel import Ranks, across_ranks
 from jali.integration.processor import SparseProcessor
-from jali.layout import Blocks
 from jali.maskbook import BookError, MaskBook
+from jali.maskbook.cached import Cached
+from jali.maskbook.calibration import calibrate
 from jali.maskbook.replay import Replay
-from jali.methods.cached import Cached
+from jali.tokens.layout import Blocks
 
 CALL = {**tiny.WAN_CALL, "height": 128, "width": 128, "num_frames": 9}
 RECORD = {k: v for k, v in CALL.items() if k != "prompt"}

@@ -13,14 +13,14 @@ import tiny
 import torch
 
 import jali
-from jali.calibrate import Antidiagonal, BlockMeans, Progress, Sampled, calibrate
-from jali.calibrate.recorder import Unplanned
 from jali.integration.scene import Seen
-from jali.layout import Blocks, block_layout
 from jali.maskbook import MaskBook, code
+from jali.maskbook.calibration import Antidiagonal, BlockMeans, Progress, Sampled, calibrate
+from jali.maskbook.calibration.recorder import Unplanned
 from jali.methods import Query
-from jali.order import Tiled
-from jali.padding import KeyPadding
+from jali.tokens.layout import Blocks, block_layout
+from jali.tokens.order import Tiled
+from jali.tokens.padding import KeyPadding
 
 BLOCKS = Blocks(64, 32)
 WAN = {k: v for k, v in tiny.WAN_CALL.items() if k != "prompt"}
@@ -309,7 +309,7 @@ class TestResume:
         assert (tmp_path / "book.safetensors").read_bytes() != before
 
     def test_the_mean_is_not_held_in_memory(self, pipe: Any, tmp_path: Path) -> None:
-        from jali.calibrate import running
+        from jali.maskbook.calibration import running
 
         kinds = set()
         real = running.RunningMean.put

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from jali.grid import TokenGrid
-from jali.layout import Blocks
 from jali.maskbook import Fingerprint, MaskBook, code, write_book
 from jali.maskbook.resample import schedule_like
-from jali.order import Gilbert, Tiled
+from jali.tokens.grid import TokenGrid
+from jali.tokens.layout import Blocks
+from jali.tokens.order import Gilbert, Tiled
 
 BELOW = 2.0 ** (1 - code.OCTAVES)  # what is smaller than this share of a row is rounded away
 
@@ -150,7 +150,7 @@ class TestSteps:
     def test_levels_of_flow_schedulers(self, shift: float, old: int, new: int) -> None:
         from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
-        from jali.integration.noise import noise_levels
+        from jali.maskbook.noise import noise_levels
 
         for make in (
             lambda: FlowMatchEulerDiscreteScheduler(shift=shift),

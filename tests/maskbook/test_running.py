@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jali.calibrate.running import RunningMean, locked
 from jali.maskbook import container
+from jali.maskbook.calibration.running import RunningMean, locked
 
 SHAPE = (3, 2, 1, 2, 4, 5)
 PROMPTS = 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jali import AdaBsa, BlockPlan, Blocks, TokenGrid, attend, block_layout
-from jali.scoring import antidiagonal_scores
+from jali.planning.scoring import antidiagonal_scores
 from oracle import antidiagonal, best_first, golden_qk, hex_rows, tensors
 
 

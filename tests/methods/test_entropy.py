@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jali import Blocks, Budget, Entropy, TokenGrid, attend, block_layout
-from jali.budget import share_blocks
-from jali.scoring import sample_positions, sampled_scores
+from jali.planning.budget import share_blocks
+from jali.planning.scoring import sample_positions, sampled_scores
 from oracle import best_first, entropy_importance, tensors
 
 
@@ -129,7 +129,7 @@ def test_seeded_samples_follow_seed_layer_and_step() -> None:
 
 def test_padded_keys_never_enter_the_scores() -> None:
     q, k, _ = tensors(160, B=2)
-    from jali.padding import KeyPadding
+    from jali.tokens.padding import KeyPadding
 
     layout = block_layout(TokenGrid.flat(160), blocks=Blocks(32, 16))
     positions = sample_positions(160, 32, 4, q.device)

@@ -14,9 +14,9 @@ from jali.backends import BACKENDS
 from jali.methods import sampling
 from jali.methods.psa import nominal_cost
 from jali.methods.sampling import jittered_positions
-from jali.plan import RATIOS
-from jali.scoring import key_similarity
-from jali.selection import cumulative_ends, levels_by_rank, ranks
+from jali.planning.plan import RATIOS
+from jali.planning.scoring import key_similarity
+from jali.planning.selection import cumulative_ends, levels_by_rank, ranks
 from oracle import best_first, blocks_of, peak_importance, pooled_attention, psa_levels, tensors
 
 LEVELS = {1: (0.0, 0.2), 2: (0.2, 0.35), 4: (0.35, 0.6), 8: (0.6, 0.8), 0: (0.8, 1.0)}
@@ -225,7 +225,7 @@ def test_pooled_levels_against_a_dense_softmax(
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_pooling_counts_real_keys_only(backend: str) -> None:
-    from jali.padding import KeyPadding
+    from jali.tokens.padding import KeyPadding
 
     q, k, v = tensors(40, 151, B=3, H=2, dtype=torch.float64)
     layout = block_layout(TokenGrid.flat(40), TokenGrid.flat(151), blocks=Blocks(32, 16))

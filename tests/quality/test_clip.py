@@ -17,10 +17,11 @@ from made_clips import disc, noisy
 from safetensors.torch import save_file
 from torch import Tensor
 
-from jali.quality import metric
-from jali.quality.clip import Clip, read_clip, to_uint8, write_lossless, write_mp4
-from jali.quality.error import QualityError, QualityJobError
-from jali.quality.source import open_source
+from jali.clips.clip import Clip, read_clip, to_uint8, write_lossless, write_mp4
+from jali.clips.error import QualityError
+from jali.clips.source import open_source
+from jali.evaluation.quality import metric
+from jali.files import WriteError
 
 
 def write_png(path: Path, image: Tensor) -> None:
@@ -272,7 +273,7 @@ def test_a_stopped_writer_leaves_what_was_there(tmp_path: Path, frames: Tensor) 
 
 
 def test_a_place_that_cannot_be_written_is_a_failed_job(tmp_path: Path, frames: Tensor) -> None:
-    with pytest.raises(QualityJobError, match="No such file or directory"):
+    with pytest.raises(WriteError, match="No such file or directory"):
         write_mp4(tmp_path / "gone" / "clip.mp4", frames, 12)
 
 
@@ -284,7 +285,7 @@ def test_no_room_left_is_a_failed_job_and_leaves_nothing(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(QualityJobError, match="cannot be written: File too large"):
+        with pytest.raises(WriteError, match="cannot be written: File too large"):
             write(tmp_path / "clip.mkv", frames, 12)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

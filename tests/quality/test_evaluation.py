@@ -16,10 +16,11 @@ import torch
 from made_clips import disc, noisy
 from torch import Tensor
 
-from jali.quality import evaluation, metric
-from jali.quality.clip import read_clip, write_lossless, write_mp4
-from jali.quality.error import QualityError
-from jali.quality.evaluation import (
+from jali.clips.clip import read_clip, write_lossless, write_mp4
+from jali.clips.error import QualityError
+from jali.clips.source import Batch, TensorSource
+from jali.evaluation.quality import evaluation, metric
+from jali.evaluation.quality.evaluation import (
     DEFAULT,
     METRICS,
     evaluate,
@@ -27,7 +28,6 @@ from jali.quality.evaluation import (
     writable,
     write_evaluation,
 )
-from jali.quality.source import Batch, TensorSource
 
 FAST = ("psnr", "ssim", "flicker")
 
@@ -261,7 +261,7 @@ def test_a_damaged_clip_is_named(tmp_path: Path, clips: dict[str, Tensor]) -> No
 def test_metrics_that_cannot_run(
     tmp_path: Path, frames: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jali.quality import vmaf
+    from jali.evaluation.quality import vmaf
 
     monkeypatch.setattr(vmaf, "_candidates", list)
     monkeypatch.setenv("JALI_WEIGHTS", str(tmp_path))
@@ -313,7 +313,7 @@ def test_a_newer_version_of_metrics_is_refused(tmp_path: Path) -> None:
 MEMORY = """
 import resource, sys, torch
 from pathlib import Path
-from jali.quality.evaluation import evaluate
+from jali.evaluation.quality.evaluation import evaluate
 folder, metrics = Path(sys.argv[1]), sys.argv[2].split(",")
 evaluate(folder / "a.mkv", folder / "b.mkv", metrics)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)

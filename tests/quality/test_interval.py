@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jali.quality.interval import Interval, interval, student
+from jali.evaluation.quality.interval import Interval, interval, student
 
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 29: 2.045,
          30: 2.042, 100: 1.984, 1000: 1.962}  # fmt: skip

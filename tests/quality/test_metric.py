@@ -14,8 +14,8 @@ from torchmetrics.functional.image import (
     structural_similarity_index_measure,
 )
 
-from jali.quality import metric
-from jali.quality.error import QualityError
+from jali.clips.error import QualityError
+from jali.evaluation.quality import metric
 
 SHAPES = [(2, 48, 64), (3, 31, 53), (1, 6, 6)]
 

@@ -12,10 +12,10 @@ from made_clips import disc, noisy
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from jali.quality import metric, weights
-from jali.quality.clip import read_clip
-from jali.quality.error import QualityError, QualityJobError
-from jali.quality.perceptual import NETS, Perceptual
+from jali.clips.clip import read_clip
+from jali.clips.error import QualityError, QualityJobError
+from jali.evaluation.quality import metric, weights
+from jali.evaluation.quality.perceptual import NETS, Perceptual
 
 
 @pytest.fixture

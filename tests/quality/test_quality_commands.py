@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from jali.cli.evaluate import evaluate
 from jali.cli.export import export
-from jali.quality.clip import read_clip
+from jali.clips.clip import read_clip
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("evaluate")(evaluate)

@@ -17,7 +17,7 @@ def test_the_python_runs() -> None:
 
 
 def test_every_metric_is_explained() -> None:
-    from jali.quality.evaluation import METRICS
+    from jali.evaluation.quality.evaluation import METRICS
 
     text = PAGE.read_text()
     assert all(f"| `{name}` |" in text for name in METRICS)

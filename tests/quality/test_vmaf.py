@@ -8,11 +8,11 @@ import pytest
 import torch
 from made_clips import disc, noisy
 
-from jali.quality import vmaf as module
-from jali.quality.clip import read_clip, write_lossless
-from jali.quality.error import QualityError, QualityJobError
-from jali.quality.source import open_source
-from jali.quality.vmaf import SMALLEST_SIDE, Ffmpeg, find_ffmpeg, vmaf
+from jali.clips.clip import read_clip, write_lossless
+from jali.clips.error import QualityError, QualityJobError
+from jali.clips.source import open_source
+from jali.evaluation.quality import vmaf as module
+from jali.evaluation.quality.vmaf import SMALLEST_SIDE, Ffmpeg, find_ffmpeg, vmaf
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import example
 
-from jali.report import compare_page, write_page
+from jali.evaluation.report import compare_page, write_page
 
 CHROMIUM = "/usr/bin/chromium"
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from jali.gallery.manifest import Entry, Gallery
-from jali.gallery.settings import Settings
-from jali.quality.clip import write_lossless, write_mp4
+from jali.clips.clip import write_lossless, write_mp4
+from jali.generation.manifest import Entry, Gallery
+from jali.generation.settings import Settings
 
 PROMPTS = (
     "A red ball rolls across a striped floor",

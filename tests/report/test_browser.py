@@ -15,7 +15,7 @@ import example
 import numpy as np
 import pytest
 
-from jali.report import compare_page, write_page
+from jali.evaluation.report import compare_page, write_page
 
 SIZE = example.SMALL
 WIDE = {"width": 1200, "height": 900}

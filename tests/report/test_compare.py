@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from jali.cli.compare import compare
-from jali.quality.clip import read_clip, write_mp4
+from jali.clips.clip import read_clip, write_mp4
 
 app = typer.Typer()
 app.command()(compare)

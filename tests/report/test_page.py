@@ -14,9 +14,9 @@ import example
 import numpy as np
 import pytest
 
-from jali.report import Comparison, Report, ReportError, compare_page, gather
-from jali.report.film import read_film
-from jali.report.summary import rows_of
+from jali.evaluation.report import Comparison, Report, ReportError, compare_page, gather
+from jali.evaluation.report.film import read_film
+from jali.evaluation.report.summary import rows_of
 
 
 def report(*folders: Path, **options: Any) -> Report:
@@ -107,7 +107,7 @@ def test_the_page_carries_films_curves_sites_and_plans(comparison: Comparison, r
 
 def test_the_page_is_one_small_file_that_fetches_nothing(comparison: Comparison) -> None:
     own = sum(
-        len(files("jali.report").joinpath(name).read_bytes())
+        len(files("jali.evaluation.report").joinpath(name).read_bytes())
         for name in ("page.html", "page.css", "page.js")
     )
     assert own < 80_000

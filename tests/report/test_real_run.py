@@ -1,4 +1,4 @@
-"""What `jali.gallery` writes is what the page reads: a small real pipeline, dense and sparse."""
+"""What `jali.generation` writes is what the page reads: a small real pipeline, dense and sparse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from test_browser import opener
 from test_page import data_of
 
-from jali.report import Report, gather, write_page
+from jali.evaluation.report import Report, gather, write_page
 
 MODEL = "wan-t2v-1.3b"
 SHAPE = {"height": 64, "width": 64, "num_frames": 9, "steps": 3, "device": "cpu"}
@@ -24,8 +24,8 @@ SHAPE = {"height": 64, "width": 64, "num_frames": 9, "steps": 3, "device": "cpu"
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import checkpoints
 
-    from jali.gallery import Settings, produce
-    from jali.integration.models import load_pipeline
+    from jali.generation import Settings, produce
+    from jali.integration.models.pipeline import load_pipeline
 
     root = tmp_path_factory.mktemp("real")
     pipe = load_pipeline(MODEL, path=checkpoints.save(MODEL, root / "checkpoint"), device="cpu")

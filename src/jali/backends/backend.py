@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jali.layout import Blocks
-from jali.padding import KeyPadding
-from jali.plan import BlockPlan
+from jali.planning.plan import BlockPlan
+from jali.tokens.layout import Blocks
+from jali.tokens.padding import KeyPadding
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jali.backends import fa4
 from jali.backends.backend import Task
-from jali.padding import KeyPadding
+from jali.tokens.padding import KeyPadding
 
 
 def stock(

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from jali.backends.backend import Backend, Task, contiguous_rows, dtype_reasons
-from jali.heads import heads_last
-from jali.layout import Blocks
-from jali.lists import BlockList
-from jali.padding import KeyPadding
-from jali.plan import BlockPlan
+from jali.kernels.lists import BlockList
+from jali.planning.plan import BlockPlan
+from jali.tokens.heads import heads_last
+from jali.tokens.layout import Blocks
+from jali.tokens.padding import KeyPadding
 
 log = logging.getLogger("jali")
 

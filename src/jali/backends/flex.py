@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from jali.backends.backend import Backend, Task, dtype_reasons
-from jali.layout import Blocks
-from jali.padding import KeyPadding
-from jali.plan import BlockPlan
+from jali.planning.plan import BlockPlan
+from jali.tokens.layout import Blocks
+from jali.tokens.padding import KeyPadding
 
 
 class Flex(Backend):

@@ -11,14 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from jali import kernels
 from jali.backends import fa4
 from jali.backends.backend import Backend, Task, contiguous_rows
 from jali.backends.fa4 import Fa4
 from jali.backends.triton import Triton
-from jali.fused import kernels
-from jali.layout import Blocks
-from jali.padding import KeyPadding
-from jali.plan import BlockPlan
+from jali.planning.plan import BlockPlan
+from jali.tokens.layout import Blocks
+from jali.tokens.padding import KeyPadding
 
 
 @functools.cache
@@ -54,7 +54,7 @@ class Mixed(Backend):
         q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
         lists, blocks = plan.lists, plan.blocks
         full = fa4.sparse(q, k, v, lists[1], blocks, scale)
-        found: tuple[Tensor, Tensor] = kernels("attention").block_sparse_attention(
+        found: tuple[Tensor, Tensor] = kernels.load("attention").block_sparse_attention(
             q, k, v, lists, blocks.q, blocks.k, scale, ratios=pooled(plan.ratios), onto=full
         )
         return found

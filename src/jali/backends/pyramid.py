@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jali.padding import KeyPadding
+from jali.tokens.padding import KeyPadding
 
 
 def pool(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from jali.backends.backend import Backend, Task
 from jali.backends.pyramid import pool
-from jali.layout import Blocks
-from jali.padding import KeyPadding
-from jali.plan import BlockPlan
+from jali.planning.plan import BlockPlan
+from jali.tokens.layout import Blocks
+from jali.tokens.padding import KeyPadding
 
 
 class Reference(Backend):

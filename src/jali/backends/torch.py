@@ -22,10 +22,10 @@ from torch import Tensor
 
 from jali.backends.backend import Backend, Task
 from jali.backends.pyramid import pool
-from jali.layout import Blocks
-from jali.order import Index
-from jali.padding import KeyPadding
-from jali.plan import BlockPlan
+from jali.planning.plan import BlockPlan
+from jali.tokens.layout import Blocks
+from jali.tokens.order import Index
+from jali.tokens.padding import KeyPadding
 
 # Longer chunks waste less between products. Just below 32 MB, above which the C library gives
 # memory back at once and every call pays for its pages again; less where rearranged copies of q, k

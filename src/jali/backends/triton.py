@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from jali import kernels
 from jali.backends.backend import Backend, Task, contiguous_rows, dtype_reasons
-from jali.fused import kernels
-from jali.layout import Blocks
-from jali.padding import KeyPadding
-from jali.plan import BlockPlan
+from jali.planning.plan import BlockPlan
+from jali.tokens.layout import Blocks
+from jali.tokens.padding import KeyPadding
 
 
 class Triton(Backend):
@@ -47,7 +47,7 @@ class Triton(Backend):
         padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
-        found: tuple[Tensor, Tensor] = kernels("attention").block_sparse_attention(
+        found: tuple[Tensor, Tensor] = kernels.load("attention").block_sparse_attention(
             q,
             k,
             v,

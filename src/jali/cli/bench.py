@@ -18,8 +18,8 @@ from jali.cli.exits import input_errors, job_errors, refuse
 from jali.cli.old_names import OldNames
 
 if TYPE_CHECKING:
-    from jali.bench import pipeline as pipeline_bench
-    from jali.bench.kernel import Row
+    from jali.evaluation.bench import pipeline as pipeline_bench
+    from jali.evaluation.bench.kernel import Row
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed, each figure beside its error.")
 
@@ -64,10 +64,10 @@ def kernel(
     import torch
 
     from jali.backends import BACKENDS
-    from jali.bench import record
-    from jali.bench.inputs import KINDS
-    from jali.bench.kernel import METHODS, run
-    from jali.bench.shapes import SHAPES
+    from jali.evaluation.bench import record
+    from jali.evaluation.bench.inputs import KINDS
+    from jali.evaluation.bench.kernel import METHODS, run
+    from jali.evaluation.bench.shapes import SHAPES
 
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = [SHAPES[name] for name in _names(shapes, list(SHAPES), "shape")]
@@ -93,7 +93,7 @@ def kernel(
     if output is not None:
         record.write(output, result)
     if plot is not None:
-        from jali.bench.plot import speedups
+        from jali.evaluation.bench.plot import speedups
 
         speedups(rows, plot)
     if as_json:
@@ -173,11 +173,11 @@ def pipeline(
 
       jali bench pipeline --model nano --masks nano.safetensors --output-dir runs/cached
     """
-    from jali.bench import pipeline as bench_
     from jali.cli.generate import chosen_prompts, values
     from jali.cli.quiet import quiet_libraries
-    from jali.gallery import Settings
-    from jali.gallery.produce import check_sizes, load
+    from jali.evaluation.bench import pipeline as bench_
+    from jali.generation import Settings
+    from jali.generation.produce import check_sizes, load
 
     with input_errors():
         base = Settings(
@@ -222,8 +222,8 @@ def _pareto(rows: list[pipeline_bench.Row], folder: Path, title: str) -> list[st
     except ImportError:
         typer.echo("jali: no picture without matplotlib: pip install 'jali[report]'", err=True)
         return []
-    from jali.bench.pareto import draw
-    from jali.bench.pipeline import PLOT
+    from jali.evaluation.bench.pareto import draw
+    from jali.evaluation.bench.pipeline import PLOT
 
     draw(rows, folder / PLOT, title)
     return [PLOT]

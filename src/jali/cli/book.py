@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from jali.grid import TokenGrid
     from jali.maskbook import MaskBook
+    from jali.tokens.grid import TokenGrid
 
 app = typer.Typer(no_args_is_help=True, help="Look into a MaskBook, resample it, merge two.")
 

@@ -14,7 +14,7 @@ from jali.cli.exits import input_errors, job_errors
 from jali.cli.options import CpuOffload, Device, Dtype, SourcePath
 
 if TYPE_CHECKING:
-    from jali.calibrate import Progress
+    from jali.maskbook.calibration import Progress
 
 EXAMPLES = (
     "jali calibrate --model nano --num-prompts 2 --output nano.safetensors",
@@ -84,9 +84,9 @@ def calibrate(
     with input_errors():
         asked = _numbers(budgets)
         texts = _prompts(model, prompts, num_prompts)
-        from jali.calibrate import calibrate as record
-        from jali.integration.models import load_pipeline
-        from jali.layout import Blocks
+        from jali.integration.models.pipeline import load_pipeline
+        from jali.maskbook.calibration import calibrate as record
+        from jali.tokens.layout import Blocks
 
         sizes: dict[str, Any] = {
             name: value
@@ -139,7 +139,7 @@ def _numbers(given: str) -> list[float]:
 
 
 def _prompts(model: str, file: Path | None, count: int | None) -> tuple[str, ...]:
-    from jali.prompts import default_prompts, read_prompts
+    from jali.generation.prompts import default_prompts, read_prompts
 
     texts = default_prompts(model) if file is None else read_prompts(file)
     if file is None and count is None:

@@ -11,7 +11,7 @@ import typer
 from jali.cli.exits import fail, refuse
 
 if TYPE_CHECKING:
-    from jali.report import Report
+    from jali.evaluation.report import Report
 
 
 LARGE = 200  # MB
@@ -60,15 +60,15 @@ def compare(
 
       jali compare runs/mine --json --metrics none
     """
-    from jali.gallery.manifest import GalleryError
-    from jali.quality.error import QualityError, QualityJobError
-    from jali.report import ReportError
+    from jali.clips.error import QualityError, QualityJobError
+    from jali.evaluation.report import ReportError
+    from jali.generation.manifest import GalleryError
 
     asked = [part.strip().lower().replace("-", "_") for part in metrics.split(",") if part.strip()]
     wanted = [] if asked == ["none"] else asked or None
     try:
         report = _written(folders, output, wanted, name or [], limit)
-    except QualityJobError as error:
+    except (QualityJobError, OSError) as error:
         fail(error)
     except (ReportError, GalleryError, QualityError) as error:
         refuse(error)
@@ -92,7 +92,7 @@ def _written(
 ) -> Report:
     from rich.console import Console
 
-    from jali.report import Report, check_output, gather, write_page
+    from jali.evaluation.report import Report, check_output, gather, write_page
 
     check_output(output)  # before any work, not after
     with Console(stderr=True).status("reading") as status:

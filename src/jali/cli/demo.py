@@ -16,9 +16,9 @@ from jali.cli.exits import INTERRUPTED, input_errors, job_errors
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from jali.demo import Comparison
-    from jali.demo.outcome import Outcome
-    from jali.gallery import Settings, Tick
+    from jali.evaluation.demo import Comparison
+    from jali.evaluation.demo.outcome import Outcome
+    from jali.generation import Settings, Tick
 
 EXAMPLES = (
     "jali demo",
@@ -66,8 +66,8 @@ def demo(
     model_only = {"--prompt": prompt, "--method": method, "--steps": steps, "--path": path}
     given = [flag for flag, value in model_only.items() if value is not None]
     with _whole(), input_errors():
-        from jali.demo.folder import check
-        from jali.demo.generation import why_not
+        from jali.evaluation.demo.folder import check
+        from jali.evaluation.demo.generation import why_not
 
         if tensors and given:
             raise ValueError(f"{given[0]} is about the model, which --tensors does without")
@@ -107,7 +107,7 @@ def _asked(
     seed: int,
     path: Path | None,
 ) -> tuple[Settings, str]:
-    from jali.demo import generation as usual
+    from jali.evaluation.demo import generation as usual
 
     text = usual.PROMPT if prompt is None else prompt.strip()
     if not text:
@@ -125,9 +125,9 @@ def _asked(
 
 def _model(settings: Settings, prompt: str, folder: Path, as_json: bool) -> None:
     from jali.cli.quiet import quiet_libraries
-    from jali.demo.folder import staged, write_facts
-    from jali.demo.generation import generate_both, unknown_words
-    from jali.demo.outcome import show
+    from jali.evaluation.demo.folder import staged, write_facts
+    from jali.evaluation.demo.generation import generate_both, unknown_words
+    from jali.evaluation.demo.outcome import show
 
     quiet_libraries()
     unknown = unknown_words(prompt)
@@ -199,7 +199,7 @@ def _shown(
 def _report(outcome: Outcome, folder: Path) -> None:
     from rich.console import Console
 
-    from jali.demo.outcome import FILM, PAGE, STRIP
+    from jali.evaluation.demo.outcome import FILM, PAGE, STRIP
 
     console = Console()
     console.print(_table(outcome))
@@ -253,9 +253,9 @@ def _number(value: float | None, how: str) -> str:
 
 
 def _tensors(budget: float | None, seed: int, quick: bool, folder: Path, as_json: bool) -> None:
-    from jali.demo import compare, make_scene
-    from jali.demo import tensors as usual
-    from jali.demo.folder import staged, write_facts
+    from jali.evaluation.demo import compare, make_scene
+    from jali.evaluation.demo import tensors as usual
+    from jali.evaluation.demo.folder import staged, write_facts
 
     share = usual.BUDGET if budget is None else budget
     with input_errors():
@@ -291,7 +291,7 @@ def _print_tensors(found: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from jali.demo.page import CONTROLS, HEADINGS, cells
+    from jali.evaluation.demo.page import CONTROLS, HEADINGS, cells
 
     table = Table(
         title=f"dense attention on this machine: {found.dense_seconds * 1e3:,.0f} ms",

@@ -66,8 +66,8 @@ def diagnosis(device: str | None = None) -> dict[str, Any]:
     import torch
 
     from jali import __version__
-    from jali.gallery.machine import machine, versions
-    from jali.integration.checkpoint import device_of, dtype_of
+    from jali.generation.machine import machine, versions
+    from jali.integration.models.checkpoint import device_of, dtype_of
 
     where = device_of(device)
     dtype = dtype_of(None, where)
@@ -120,8 +120,8 @@ def _models(device: Any, dtype: Any) -> list[dict[str, Any]]:
     """What a generation at each model's default size would gain, by the measured cost model."""
     from jali.backends import Task, choose
     from jali.integration.forecast import model_speedup
-    from jali.integration.registry import MODELS
-    from jali.integration.workload import WORKLOADS
+    from jali.integration.models.registry import MODELS
+    from jali.integration.models.workload import WORKLOADS
 
     rows = []
     for card in MODELS.values():
@@ -167,9 +167,9 @@ def _proof(device: str, quiet: bool) -> dict[str, Any]:
 
     from jali.cli.generate import shown
     from jali.cli.quiet import quiet_libraries
-    from jali.gallery import Settings, Tick
-    from jali.gallery.produce import attention, frames_of, load
-    from jali.prompts import default_prompts
+    from jali.generation import Settings, Tick
+    from jali.generation.produce import attention, frames_of, load
+    from jali.generation.prompts import default_prompts
 
     quiet_libraries()
     settings = Settings(
@@ -177,7 +177,7 @@ def _proof(device: str, quiet: bool) -> dict[str, Any]:
     ).resolved()
     prompt = default_prompts("nano")[0]
     found: dict[str, Any] = {"model": "nano", "prompt": prompt, "budget": 0.3, "problem": ""}
-    from jali.gallery.settings import dense_twin
+    from jali.generation.settings import dense_twin
 
     pipe = load(settings)
     frames = {}

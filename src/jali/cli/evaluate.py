@@ -13,8 +13,8 @@ from jali.cli.exits import fail, refuse
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from jali.quality.evaluation import Evaluation, Pair
-    from jali.quality.interval import Interval
+    from jali.evaluation.quality.evaluation import Evaluation, Pair
+    from jali.evaluation.quality.interval import Interval
 
 # More clips than these make a table nobody reads; the file has them all.
 ROWS = 20
@@ -62,7 +62,7 @@ def evaluate(
 
       jali evaluate --fetch-weights
     """
-    from jali.quality.error import QualityError, QualityJobError
+    from jali.clips.error import QualityError, QualityJobError
 
     try:
         if fetch_weights:
@@ -72,7 +72,7 @@ def evaluate(
         if reference is None or generated is None:
             refuse("evaluate needs both --reference and --generated")
         found = _evaluated(reference, generated, output, metrics, device, weights, partial)
-    except QualityJobError as error:
+    except (QualityJobError, OSError) as error:
         fail(error)
     except QualityError as error:
         refuse(error)
@@ -83,7 +83,7 @@ def evaluate(
 
 
 def _fetch(quiet: bool) -> None:
-    from jali.quality.weights import fetch
+    from jali.evaluation.quality.weights import fetch
 
     for file in fetch():
         typer.echo(f"LPIPS weights: {file}", err=quiet)
@@ -100,7 +100,7 @@ def _evaluated(
 ) -> Evaluation:
     from rich.console import Console
 
-    from jali.quality.evaluation import METRICS, evaluate, writable, write_evaluation
+    from jali.evaluation.quality.evaluation import METRICS, evaluate, writable, write_evaluation
 
     if output is not None:
         writable(output)  # before an hour of work, not after
@@ -155,7 +155,7 @@ def _table(found: Evaluation) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from jali.quality.evaluation import MEASURES
+    from jali.evaluation.quality.evaluation import MEASURES
 
     summary = found.summary
     arrows = {True: " ↑", False: " ↓", None: ""}
@@ -183,7 +183,7 @@ def _value(pair: Pair, name: str) -> float | None:
 
 
 def _number(value: float | None, name: str) -> str:
-    from jali.quality.evaluation import MEASURES
+    from jali.evaluation.quality.evaluation import MEASURES
 
     return "n/a" if value is None else f"{value:.{MEASURES[name].digits}f}"
 

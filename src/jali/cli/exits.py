@@ -38,7 +38,7 @@ def job_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from jali.quality.error import QualityError
+        from jali.clips.error import QualityError
 
         missing = isinstance(error, FileNotFoundError)
         failed = isinstance(error, OSError | ArithmeticError | MemoryError | QualityError)

@@ -11,7 +11,7 @@ import typer
 from jali.cli.exits import fail, refuse
 
 if TYPE_CHECKING:
-    from jali.quality.pairs import Entry
+    from jali.evaluation.quality.pairs import Entry
 
 
 def export(
@@ -40,8 +40,8 @@ def export(
 
       jali export results/dense --fps 16 --output-dir videos --overwrite
     """
-    from jali.quality.error import QualityError, QualityJobError
-    from jali.quality.pairs import entries
+    from jali.clips.error import QualityError, QualityJobError
+    from jali.evaluation.quality.pairs import entries
 
     if fps is not None and not 0 < fps <= 1000:
         refuse(f"--fps must be above 0 and at most 1000, got {fps:g}")
@@ -60,7 +60,7 @@ def export(
                 written.append(str(target))
             if not as_json:
                 typer.echo(f"{target}: {why_not}" if why_not else str(target))
-    except QualityJobError as error:
+    except (QualityJobError, OSError) as error:
         fail(error)
     except QualityError as error:
         refuse(error)
@@ -69,7 +69,7 @@ def export(
 
 
 def _make(folder: Path) -> None:
-    from jali.quality.error import QualityJobError
+    from jali.clips.error import QualityJobError
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,8 +90,8 @@ def _export(entry: Entry, target: Path, fps: float | None) -> None:
 
     from torch import Tensor
 
-    from jali.quality.clip import FPS, write_mp4
-    from jali.quality.source import open_source
+    from jali.clips.clip import FPS, write_mp4
+    from jali.clips.source import open_source
 
     source = open_source(entry.path)
     nonfinite = 0

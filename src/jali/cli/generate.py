@@ -27,7 +27,7 @@ from jali.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from jali.gallery import Gallery, Settings, Tick
+    from jali.generation import Gallery, Settings, Tick
 
 EXAMPLES = (
     'jali generate --model nano --prompt "a red striped ball moves right" --with-dense',
@@ -149,8 +149,8 @@ def generate(
 ) -> None:
     """Make clips, sparse or dense: mp4 for people, lossless for metrics, and a manifest."""
     from jali.cli.quiet import quiet_libraries
-    from jali.gallery import Settings, produce
-    from jali.gallery.ranks import check_ranks
+    from jali.generation import Settings, produce
+    from jali.generation.ranks import check_ranks
 
     with input_errors():
         settings = Settings(
@@ -198,7 +198,7 @@ def chosen_prompts(
     model: str, given: list[str] | None, file: Path | None, count: int | None
 ) -> tuple[str, ...]:
     """What was asked for, in order: --prompt, then the file; without either, the shipped set."""
-    from jali.prompts import default_prompts, read_prompts
+    from jali.generation.prompts import default_prompts, read_prompts
 
     texts = tuple(given or ())
     if any(not text.strip() for text in texts):
@@ -230,7 +230,7 @@ def values(given: list[str] | None, flag: str) -> dict[str, Any]:
 
 def _folder(settings: Settings, texts: tuple[str, ...], dense: bool) -> Path:
     """A folder by the name of what is made: the first that is free, or holds this very run."""
-    from jali.gallery.folder import opened
+    from jali.generation.folder import opened
 
     asked = "" if settings.budget in (None, 1.0) else f"-{settings.budget:g}"
     name = f"{settings.model}-{settings.preset or settings.label}{asked}"
@@ -247,8 +247,8 @@ def _folder(settings: Settings, texts: tuple[str, ...], dense: bool) -> Path:
 
 def _runs(settings: Settings, folder: Path, dense: bool) -> list[tuple[Path, Settings]]:
     """Which settings go to which folder. Other files are in nobody's way, so they are refused."""
-    from jali.gallery.manifest import NAME
-    from jali.gallery.settings import dense_twin
+    from jali.generation.manifest import NAME
+    from jali.generation.settings import dense_twin
 
     if not dense or settings.label == "dense":
         if (folder / settings.label / NAME).exists() or (folder / "dense" / NAME).exists():
@@ -266,9 +266,9 @@ def _runs(settings: Settings, folder: Path, dense: bool) -> list[tuple[Path, Set
 
 def _pipe(runs: list[tuple[Path, Settings]], texts: tuple[str, ...]) -> Any:
     """Two runs share one pipeline; one loads its own, and only if there is anything to do."""
-    from jali.gallery.folder import opened
-    from jali.gallery.produce import load
-    from jali.gallery.ranks import share
+    from jali.generation.folder import opened
+    from jali.generation.produce import load
+    from jali.generation.ranks import share
 
     found = [opened(folder, settings, texts) for folder, settings in runs]
     if len(runs) == 1 or all(run and len(run.clips) >= len(texts) for run in found):

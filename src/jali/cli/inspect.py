@@ -12,8 +12,8 @@ import typer
 from jali.cli.exits import input_errors, job_errors
 
 if TYPE_CHECKING:
-    from jali.gallery import Settings
-    from jali.inspection import Judged
+    from jali.evaluation.inspection import Judged
+    from jali.generation import Settings
 
 EXAMPLES = (
     "jali inspect --model nano",
@@ -70,9 +70,9 @@ def inspect(
 ) -> None:
     """Show which method suits a model: what each keeps of its attention at equal cost."""
     from jali.cli.generate import chosen_prompts, values
-    from jali.gallery import Settings
-    from jali.gallery.produce import check_sizes, load
-    from jali.inspection import capture, judge
+    from jali.evaluation.inspection import capture, judge
+    from jali.generation import Settings
+    from jali.generation.produce import check_sizes, load
     from jali.methods import METHODS, near
 
     with input_errors():
@@ -124,8 +124,8 @@ def _numbers(given: str, flag: str) -> list[int] | None:
 
 
 def _facts(found: list[Judged], settings: Settings, prompt: str) -> dict[str, Any]:
-    from jali.gallery.machine import machine, versions
-    from jali.inspection import ranking
+    from jali.evaluation.inspection import ranking
+    from jali.generation.machine import machine, versions
 
     return {
         "kind": "jali-inspection",
@@ -156,7 +156,7 @@ def _write(
     folder: Path, told: dict[str, Any], found: list[Judged], settings: Settings
 ) -> list[str]:
     """The table always; the picture where matplotlib is installed."""
-    from jali.gallery.manifest import replaced
+    from jali.generation.manifest import replaced
 
     folder.mkdir(parents=True, exist_ok=True)
     with replaced(folder / TABLE) as temporary:
@@ -166,7 +166,7 @@ def _write(
     except ImportError:
         typer.echo("jali: no picture without matplotlib: pip install 'jali[report]'", err=True)
         return [TABLE]
-    from jali.inspection.picture import figure
+    from jali.evaluation.inspection.picture import figure
 
     with replaced(folder / PICTURE) as temporary:
         figure(found, settings.model).savefig(temporary, format="png", dpi=150)
@@ -178,8 +178,8 @@ def _show(found: list[Judged], folder: Path, files: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from jali.inspection import ranking
-    from jali.inspection.judge import CONTROLS, too_dear
+    from jali.evaluation.inspection import ranking
+    from jali.evaluation.inspection.judge import CONTROLS, too_dear
 
     console = Console()
     order, dear = [name for name, _, _ in ranking(found)], too_dear(found)

@@ -129,7 +129,7 @@ class Experiment:
     def completed(self) -> Experiment:
         """With every default filled in, checked against the registry and the methods."""
         from jali.backends import check_name
-        from jali.integration.registry import model_card
+        from jali.integration.models.registry import model_card
         from jali.methods import METHODS, near
 
         card = model_card(self.model)
@@ -150,7 +150,7 @@ class Experiment:
         if self.method == CACHED and not self.has_book:
             raise ValueError("method cached needs masks, or the calibrate stage")
         if self.metrics is not None:
-            from jali.quality.evaluation import METRICS
+            from jali.evaluation.quality.evaluation import METRICS
 
             for name in self.metrics:
                 if name not in METRICS:
@@ -202,8 +202,8 @@ class Experiment:
 def check_static_size(model: str, height: int, width: int, frames: int) -> None:
     """Refuse a size that a model cannot make, before any of it is loaded or submitted."""
     from jali.experiments.scale import known_strides
-    from jali.integration.models import check_size
-    from jali.integration.registry import model_card
+    from jali.integration.models.pipeline import check_size
+    from jali.integration.models.registry import model_card
 
     strides = known_strides(model)
     if strides is not None:

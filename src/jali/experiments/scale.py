@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jali.experiments.experiment import Experiment
 
 if TYPE_CHECKING:
-    from jali.integration.models import Strides
+    from jali.integration.models.pipeline import Strides
 
 Q_BLOCK, K_BLOCK = 256, 128  # of a book's masks
 LOSSLESS = 0.45  # bytes of ffv1 per byte of RGB: generated clips lie between 0.3 and 0.6
@@ -22,9 +22,9 @@ FRAMES = {"cogvideox1.5-5b": 4}
 
 def known_strides(model: str) -> Strides | None:
     """What a size must be a multiple of; None for a model whose geometry is not written down."""
-    from jali.integration.models import Strides
-    from jali.integration.registry import model_card
-    from jali.integration.workload import WORKLOADS
+    from jali.integration.models.pipeline import Strides
+    from jali.integration.models.registry import model_card
+    from jali.integration.models.workload import WORKLOADS
 
     work = WORKLOADS.get(model)
     if work is None:
@@ -61,8 +61,8 @@ def forecast(
 ) -> Forecast | None:
     """Of a completed experiment; None for a model or device that nobody measured."""
     from jali.integration.forecast import attention_times, constants
-    from jali.integration.registry import model_card
-    from jali.integration.workload import WORKLOADS
+    from jali.integration.models.registry import model_card
+    from jali.integration.models.workload import WORKLOADS
 
     e, work = experiment, WORKLOADS.get(experiment.model)
     known = constants()["devices"].get(device)

@@ -51,7 +51,7 @@ def assembled(experiment: Experiment, place: Place) -> Iterator[Team]:
             f"torchrun --nproc-per-node {experiment.ranks} -m jali experiment run …"
         )
     from jali.experiments.stages.variant import DENSE, settings_of
-    from jali.gallery.ranks import joined
+    from jali.generation.ranks import joined
 
     with joined(settings_of(experiment, DENSE, place.folder(experiment.tag))) as rank:
         yield Team(rank.number, rank.count)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from jali.attend import attend
-from jali.grid import Box, TokenGrid
 from jali.methods import Method, make_method
 from jali.methods.method import check_count
-from jali.site import Site
+from jali.planning.site import Site
+from jali.tokens.grid import Box, TokenGrid
 
 _SELF_ATTENTION = re.compile(r"blocks\.\d+\.attn1")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from jali.grid import Box, Text, TokenGrid
 from jali.integration.geometry import Geometry, ImageIds, LatentShape, NamedSizes, ShapeList
+from jali.tokens.grid import Box, Text, TokenGrid
 
 # How q, k and v reach us: through diffusers' dispatcher, or through a `__call__` of our own.
 REACHES = ("dispatcher", "cogvideox", "hunyuan15")

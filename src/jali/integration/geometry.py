@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jali.grid import Box
+from jali.tokens.grid import Box
 
 Patch = tuple[int, int, int]
 

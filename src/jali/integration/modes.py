@@ -12,13 +12,13 @@ from typing import Any
 from torch import nn
 
 from jali.backends import check_name
-from jali.budget import check_share
 from jali.integration.attachment import Attachment, attach, self_attentions, unwrapped
 from jali.integration.clock import Clock
-from jali.integration.recognition import check_preset, preset_for
+from jali.integration.models.recognition import check_preset, preset_for
 from jali.integration.run import Run
 from jali.integration.stats import Stats
 from jali.methods import METHODS, Dense, Method, Schedule, make_method, near
+from jali.planning.budget import check_share
 from jali.presets import Preset, load_preset, presets
 
 log = logging.getLogger("jali")

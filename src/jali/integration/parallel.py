@@ -10,15 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jali.budget import entropy_of, share_blocks
-from jali.grid import Text, TokenGrid
 from jali.integration import operator
 from jali.integration.families import Family
 from jali.methods import Entropy, Method, Query, Schedule
-from jali.methods.cached import Cached
-from jali.plan import BlockPlan
-from jali.scoring import sampled_scores
-from jali.selection import keep_top
+from jali.planning.budget import entropy_of, share_blocks
+from jali.planning.plan import BlockPlan
+from jali.planning.scoring import sampled_scores
+from jali.planning.selection import keep_top
+from jali.tokens.grid import Text, TokenGrid
 
 
 @dataclass(frozen=True)
@@ -144,6 +143,4 @@ def across_ranks(method: Method, ranks: Ranks) -> Method:
     if type(method) is Entropy:
         own = {f.name: getattr(method, f.name) for f in fields(method)}
         return EntropyAcrossRanks(**own, ranks=ranks)
-    if isinstance(method, Cached):
-        return replace(method, part=(ranks.rank, ranks.count))
-    return method
+    return method.for_rank(ranks.rank, ranks.count)

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jali import border
+from jali import checks
 from jali.attend import attend as attend_to_plan
 from jali.attend import follow, way_of
 from jali.backends import Task, choose
-from jali.grid import TokenGrid
-from jali.heads import heads_first, heads_last
 from jali.integration import forecast, stock
 from jali.integration.clock import Clock
 from jali.integration.masks import Keys, read_mask
@@ -31,9 +29,11 @@ from jali.integration.scene import Course, Scene, Seen, Stage
 from jali.integration.stats import Record, Stats, Work, first_bad, read
 from jali.integration.stopwatch import Stopwatch, now
 from jali.methods import Dense, Entropy, Method, Schedule
-from jali.plan import BlockPlan
+from jali.planning.plan import BlockPlan
+from jali.planning.site import Site
 from jali.presets import Preset
-from jali.site import Site
+from jali.tokens.grid import TokenGrid
+from jali.tokens.heads import heads_first, heads_last
 
 log = logging.getLogger("jali")
 
@@ -262,7 +262,7 @@ class Run:
         assert isinstance(grid, TokenGrid)
         order = None if ranks == 1 else joint_order(stage.family, grid, ranks, q.device)
         moved = keys.moved(order, k.shape[1])
-        call = border.check(
+        call = checks.check(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), grid, None, None, scale,
             moved.length, moved.mask, False, method,
         )  # fmt: skip

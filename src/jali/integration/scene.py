@@ -11,14 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from jali.attend import Attended, Way
-from jali.grid import Box, TokenGrid
 from jali.integration.clock import ContextHook, Moment
 from jali.integration.families import Family
 from jali.integration.geometry import Patch
 from jali.integration.masks import Keys
 from jali.integration.parallel import Ranks
 from jali.methods import Method
-from jali.site import Site
+from jali.planning.site import Site
+from jali.tokens.grid import Box, TokenGrid
 
 
 @dataclass(eq=False)

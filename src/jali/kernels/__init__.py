@@ -1,16 +1,26 @@
 """Triton kernels: scores, selection, pooling, gathers and attention.
 
-A leaf of the library: imported only where a CUDA tensor is at hand and Triton is installed.
+Nothing of Triton is imported here: `load` brings a module of kernels when a CUDA tensor first needs
+it, and remembers it. PyTorch code with the same meaning stands beside every call.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
+from typing import Any
 
 import torch
 
 
+@functools.cache
+def load(part: str) -> Any:
+    """A module of kernels by its name: scores, selection, gather or attention."""
+    return importlib.import_module(f"jali.kernels.{part}")
+
+
+@functools.cache
 def available(device: torch.device) -> bool:
     """Whether these kernels can run on the device."""
     return not why_unavailable(device)

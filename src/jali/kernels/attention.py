@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from jali.lists import Lists
+from jali.kernels.lists import Lists
 
 from .attention_kernel import attention_kernel
 from .granules import Packing, packing

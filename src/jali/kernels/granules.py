@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jali.lists import Lists, Stack
+from jali.kernels.lists import Lists, Stack
 
 from .launch import Launch
 from .places import NO_NUMBERS, Place, listed, places

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jali.lists import Form, Lists, Stack
+from jali.kernels.lists import Form, Lists, Stack
 
 from .launch import Kind, kind
 

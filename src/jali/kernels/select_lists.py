@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jali.lists import Form, Stack
+from jali.kernels.lists import Form, Stack
 
 from .launch import Launch
 from .score_tiles import power_of_two

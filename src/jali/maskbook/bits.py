@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jali.layout import BlockLayout
-from jali.lists import BlockList
-from jali.plan import BlockPlan
+from jali.kernels.lists import BlockList
+from jali.planning.plan import BlockPlan
+from jali.tokens.layout import BlockLayout
 
 
 def width(blocks: int) -> int:

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.budget import Budget, check_share
-from jali.grid import TokenGrid
-from jali.layout import BlockLayout, Blocks, block_layout
 from jali.maskbook import code
 from jali.maskbook.bits import plan_of
 from jali.maskbook.container import BookError, Bytes, Container, read_container, replacing
 from jali.maskbook.derive import keep_bits
 from jali.maskbook.header import MEAN, Header, canonical, read_header
-from jali.plan import BlockPlan
+from jali.planning.budget import Budget, check_share
+from jali.planning.plan import BlockPlan
+from jali.tokens.grid import TokenGrid
+from jali.tokens.layout import BlockLayout, Blocks, block_layout
 
 if TYPE_CHECKING:
     from jali.maskbook.replay import Replay

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jali.budget import Budget, blocks_by_entropy
-from jali.layout import BlockLayout
 from jali.maskbook.bits import pack
-from jali.selection import keep_top
+from jali.planning.budget import Budget, blocks_by_entropy
+from jali.planning.selection import keep_top
+from jali.tokens.layout import BlockLayout
 
 
 def keep(importance: Tensor, layout: BlockLayout, budget: Budget, sharpness: float) -> Tensor:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from jali.grid import Box, Text, TokenGrid
-from jali.layout import Blocks
 from jali.maskbook.bits import width
 from jali.maskbook.container import BookError, Entry, lay_out
-from jali.order import FrameWindows, Gilbert, Order, Raster, Tiled
+from jali.tokens.grid import Box, Text, TokenGrid
+from jali.tokens.layout import Blocks
+from jali.tokens.order import FrameWindows, Gilbert, Order, Raster, Tiled
 
 FORMAT = 1
 MEAN = "mean"  # the branch of a book that averages over them
@@ -224,7 +224,7 @@ def write_order(order: Order) -> Any:
     for name, known in _ORDERS.items():
         if order == known:
             return name
-    raise ValueError(f"a book cannot hold the order {order!r}; use one of jali.order")
+    raise ValueError(f"a book cannot hold the order {order!r}; use one of jali.tokens.order")
 
 
 def read_order(plain: Any) -> Order:

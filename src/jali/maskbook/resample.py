@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.grid import Box, Text, TokenGrid
-from jali.layout import Blocks
 from jali.maskbook.header import LIMITS, Header
 from jali.maskbook.write import write_book
-from jali.order import Order
+from jali.tokens.grid import Box, Text, TokenGrid
+from jali.tokens.layout import Blocks
+from jali.tokens.order import Order
 
 if TYPE_CHECKING:
     from jali.maskbook.book import MaskBook

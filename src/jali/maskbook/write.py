@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.budget import Budget
-from jali.layout import block_layout
 from jali.maskbook import code
 from jali.maskbook.book import KIND, MaskBook, checksum, digest
 from jali.maskbook.container import Writer, replacing
 from jali.maskbook.derive import keep_bits
 from jali.maskbook.header import Header
+from jali.planning.budget import Budget
+from jali.tokens.layout import block_layout
 
 # (step, layer) -> importance fp32 [branches, H, M, N], on any device.
 Slabs = Callable[[int, int], Tensor]

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jali.budget import blocks_for, check_share
-from jali.layout import BlockLayout, Blocks
 from jali.methods.method import Method, Query
-from jali.order import Order, Raster
-from jali.plan import BlockPlan
-from jali.scoring import antidiagonal_scores
-from jali.selection import count_to_reach, keep_top
+from jali.planning.budget import blocks_for, check_share
+from jali.planning.plan import BlockPlan
+from jali.planning.scoring import antidiagonal_scores
+from jali.planning.selection import count_to_reach, keep_top
+from jali.tokens.layout import BlockLayout, Blocks
+from jali.tokens.order import Order, Raster
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.budget import Budget, blocks_for
-from jali.grid import Box, TokenGrid
-from jali.layout import BlockLayout, Blocks
 from jali.methods.method import Method, Query, check_count
-from jali.order import Index, Order, Raster, Tiled
-from jali.plan import BlockPlan
-from jali.selection import keep_top
+from jali.planning.budget import Budget, blocks_for
+from jali.planning.plan import BlockPlan
+from jali.planning.selection import keep_top
+from jali.tokens.grid import Box, TokenGrid
+from jali.tokens.layout import BlockLayout, Blocks
+from jali.tokens.order import Index, Order, Raster, Tiled
 
 Places = NDArray[np.float64]
 

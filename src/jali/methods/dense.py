@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jali.layout import Blocks
 from jali.methods.method import Method, Query
-from jali.order import Order, Raster
-from jali.plan import BlockPlan, full_plan
-from jali.site import Site
+from jali.planning.plan import BlockPlan, full_plan
+from jali.planning.site import Site
+from jali.tokens.layout import Blocks
+from jali.tokens.order import Order, Raster
 
 
 @dataclass(frozen=True)

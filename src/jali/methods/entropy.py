@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from jali.budget import Budget, blocks_by_entropy
-from jali.layout import Blocks
 from jali.methods.method import Method, Query, check_count
 from jali.methods.sampling import jittered_positions
-from jali.order import Order, Raster
-from jali.plan import BlockPlan
-from jali.scoring import sample_positions, sampled_scores
-from jali.selection import keep_top
+from jali.planning.budget import Budget, blocks_by_entropy
+from jali.planning.plan import BlockPlan
+from jali.planning.scoring import sample_positions, sampled_scores
+from jali.planning.selection import keep_top
+from jali.tokens.layout import Blocks
+from jali.tokens.order import Order, Raster
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from jali.grid import TokenGrid
-from jali.layout import BlockLayout, Blocks, block_layout
-from jali.order import Order
-from jali.padding import KeyPadding
-from jali.plan import BlockPlan
-from jali.site import Site
+from jali.planning.plan import BlockPlan
+from jali.planning.site import Site
+from jali.tokens.grid import TokenGrid
+from jali.tokens.layout import BlockLayout, Blocks, block_layout
+from jali.tokens.order import Order
+from jali.tokens.padding import KeyPadding
 
 
 class Query(NamedTuple):
@@ -82,6 +82,10 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def plan(self, query: Query) -> BlockPlan: ...
+
+    def for_rank(self, rank: int, ranks: int) -> Method:  # noqa: ARG002
+        """The method for one of several ranks that share the heads of a layer."""
+        return self
 
     @property
     def asked(self) -> float | None:

@@ -10,14 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jali.budget import check_share
-from jali.layout import Blocks
 from jali.methods.method import Method, Query
 from jali.methods.sampling import jittered_positions
-from jali.order import Gilbert, Order
-from jali.plan import RATIOS, SKIP, BlockPlan, check_ratios
-from jali.scoring import key_similarity, peak_scores
-from jali.selection import keep_pyramid, protect
+from jali.planning.budget import check_share
+from jali.planning.plan import RATIOS, SKIP, BlockPlan, check_ratios
+from jali.planning.scoring import key_similarity, peak_scores
+from jali.planning.selection import keep_pyramid, protect
+from jali.tokens.layout import Blocks
+from jali.tokens.order import Gilbert, Order
 
 Range = tuple[float, float]
 Ranges = tuple[tuple[int, Range], ...]

@@ -9,14 +9,14 @@ from typing import ClassVar
 
 import torch
 
-from jali.budget import blocks_for, check_share
-from jali.grid import Box, TokenGrid
-from jali.layout import BlockLayout, Blocks, block_layout
 from jali.methods.method import Method, Query
-from jali.order import FrameWindows, Order, Raster, Tiled
-from jali.plan import BlockPlan
-from jali.scoring import block_means, mean_scores, wide
-from jali.selection import keep_top
+from jali.planning.budget import blocks_for, check_share
+from jali.planning.plan import BlockPlan
+from jali.planning.scoring import block_means, mean_scores, wide
+from jali.planning.selection import keep_top
+from jali.tokens.grid import Box, TokenGrid
+from jali.tokens.layout import BlockLayout, Blocks, block_layout
+from jali.tokens.order import FrameWindows, Order, Raster, Tiled
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from jali.site import Site
+from jali.planning.site import Site
 
 
 def jittered_positions(

@@ -9,13 +9,13 @@ from typing import ClassVar
 
 import torch
 
-from jali.budget import check_share
-from jali.grid import TokenGrid
-from jali.layout import BlockLayout, Blocks
 from jali.methods.method import Method, Query, check_count
-from jali.order import Order
-from jali.plan import BlockPlan
-from jali.site import Site
+from jali.planning.budget import check_share
+from jali.planning.plan import BlockPlan
+from jali.planning.site import Site
+from jali.tokens.grid import TokenGrid
+from jali.tokens.layout import BlockLayout, Blocks
+from jali.tokens.order import Order
 
 
 @dataclass(frozen=True)

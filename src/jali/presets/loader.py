@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from jali.methods import Dense, Method, Psa, Schedule, near
-from jali.order import Gilbert, Order, Raster, Tiled
 from jali.presets.plain import (
     METHOD_KEYS,
     Fields,
@@ -28,6 +27,7 @@ from jali.presets.plain import (
     read_method,
 )
 from jali.presets.preset import Preset, VideoScale
+from jali.tokens.order import Gilbert, Order, Raster, Tiled
 
 
 @dataclass(frozen=True)

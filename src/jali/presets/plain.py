@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from jali.budget import Budget
 from jali.methods import METHODS, Method, Schedule, make_method, near
-from jali.order import FrameWindows, Gilbert, Order, Raster, Tiled
+from jali.planning.budget import Budget
+from jali.tokens.order import FrameWindows, Gilbert, Order, Raster, Tiled
 
 REQUIRED: Any = object()
 Reader = Callable[[Any, str], Any]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jali.grid import Box, Text, TokenGrid
 from jali.methods import Method
+from jali.tokens.grid import Box, Text, TokenGrid
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ def from_flags(
     from jali.experiments.stages.calibration import with_own_book
 
     if prompts is not None:
-        from jali.prompts import read_prompts
+        from jali.generation.prompts import read_prompts
 
         facts["prompts"] = read_prompts(prompts)
     if metrics is not None:

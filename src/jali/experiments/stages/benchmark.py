@@ -25,7 +25,7 @@ from jali.experiments.stages.variant import (
 from jali.experiments.storage import UnreadableError, read_json, write_json
 
 if TYPE_CHECKING:
-    from jali.gallery import Settings
+    from jali.generation import Settings
 
 KIND, PARTIAL = "jali-speed", "speed.partial.json"
 
@@ -53,7 +53,7 @@ class Benchmark:
         }  # fmt: skip
 
     def run(self, context: Context) -> Sequence[Path]:
-        from jali.gallery.machine import machine, versions
+        from jali.generation.machine import machine, versions
 
         e, steps = context.experiment, _steps(context.experiment)
         with pinned(e):
@@ -92,7 +92,7 @@ def _row(
     rows: Sequence[Mapping[str, Any]],
     told: Callable[[int], None],
 ) -> dict[str, Any]:
-    from jali.gallery.produce import attention, frames_of
+    from jali.generation.produce import attention, frames_of
 
     e = context.experiment
     settings = _shorter(settings_of(e, variant, context.folder), e, steps, context).resolved(pipe)

@@ -20,7 +20,7 @@ from jali.experiments.stages.variant import (
 )
 
 if TYPE_CHECKING:
-    from jali.calibrate import Progress
+    from jali.maskbook.calibration import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Calibration:
         }
 
     def run(self, context: Context) -> Sequence[Path]:
-        from jali.calibrate import calibrate
+        from jali.maskbook.calibration import calibrate
 
         e, book = context.experiment, context.folder / BOOK
         if not context.resuming:

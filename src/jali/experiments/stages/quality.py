@@ -25,7 +25,7 @@ from jali.experiments.stages.variant import (
 from jali.experiments.storage import write_json
 
 if TYPE_CHECKING:
-    from jali.gallery import Gallery, Settings, Tick
+    from jali.generation import Gallery, Settings, Tick
 
 log = logging.getLogger("jali")
 KIND, CLIPS = "jali-quality", "clips"
@@ -74,7 +74,7 @@ class Quality:
 
 def _galleries(context: Context) -> dict[str, Gallery]:
     """The run folder of dense and of every variant, complete."""
-    from jali.gallery import produce
+    from jali.generation import produce
 
     e, prompts = context.experiment, prompts_of(context.experiment)
     names = (DENSE, *e.variants)
@@ -102,8 +102,8 @@ def _galleries(context: Context) -> dict[str, Gallery]:
 
 def _clear_others(folder: Path, settings: Settings, prompts: Sequence[str]) -> None:
     """Clips of other settings under this tag: the stage is being redone because they changed."""
-    from jali.gallery import GalleryError
-    from jali.gallery.folder import opened
+    from jali.generation import GalleryError
+    from jali.generation.folder import opened
 
     try:
         opened(folder, settings, prompts)
@@ -113,7 +113,7 @@ def _clear_others(folder: Path, settings: Settings, prompts: Sequence[str]) -> N
 
 
 def _row(context: Context, galleries: Mapping[str, Gallery], variant: str) -> dict[str, Any]:
-    from jali.quality.evaluation import evaluate, write_evaluation
+    from jali.evaluation.quality.evaluation import evaluate, write_evaluation
 
     e, gallery = context.experiment, galleries[variant]
     device = str(gallery.settings.device)

@@ -36,7 +36,7 @@ class Report:
         return {str(p.relative_to(folder)): file_digest(p) if p.exists() else None for p in read}
 
     def run(self, context: Context) -> Sequence[Path]:
-        from jali.report import compare_page, write_page
+        from jali.evaluation.report import compare_page, write_page
 
         page = context.folder / PAGE
         if context.writes:

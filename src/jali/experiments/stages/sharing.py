@@ -14,7 +14,7 @@ from jali.experiments.place import Place
 from jali.experiments.stage import damage, recorded_outputs
 
 if TYPE_CHECKING:
-    from jali.gallery import Settings
+    from jali.generation import Settings
 
 
 def borrow(folder: Path, settings: Settings, prompts: Sequence[str], results: Path) -> str | None:
@@ -48,8 +48,8 @@ def borrow(folder: Path, settings: Settings, prompts: Sequence[str], results: Pa
 
 def _same(folder: Path, settings: Settings, prompts: Sequence[str]) -> bool:
     from jali import __version__
-    from jali.gallery import read_gallery
-    from jali.gallery.machine import machine, versions
+    from jali.generation import read_gallery
+    from jali.generation.machine import machine, versions
 
     found = read_gallery(folder)
     return (

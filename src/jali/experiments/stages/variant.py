@@ -13,7 +13,7 @@ from jali.experiments.storage import file_digest
 
 if TYPE_CHECKING:
     from jali.experiments.stage import Context
-    from jali.gallery import Settings
+    from jali.generation import Settings
 
 DENSE = "dense"
 BOOK = "masks.safetensors"
@@ -21,7 +21,7 @@ BOOK = "masks.safetensors"
 
 def settings_of(experiment: Experiment, variant: str, folder: Path) -> Settings:
     """How the clips of one variant are made."""
-    from jali.gallery import Settings
+    from jali.generation import Settings
 
     e = experiment
     base = Settings(
@@ -79,7 +79,7 @@ def calibration_prompts(experiment: Experiment) -> tuple[str, ...]:
 
 
 def _shipped(experiment: Experiment) -> tuple[str, ...]:
-    from jali.prompts import default_prompts
+    from jali.generation.prompts import default_prompts
 
     return default_prompts(experiment.model)
 
@@ -104,8 +104,8 @@ def attention_of(experiment: Experiment) -> dict[str, Any]:
 def pipeline(context: Context) -> Any:
     """The model, loaded once for all stages of a run."""
     if "pipe" not in context.shared:
-        from jali.gallery.produce import check_sizes, load
-        from jali.gallery.ranks import share
+        from jali.generation.produce import check_sizes, load
+        from jali.generation.ranks import share
 
         settings = settings_of(context.experiment, DENSE, context.folder).resolved()
         pipe = load(settings)

@@ -1,0 +1,217 @@
+"""Where tensors enter: every rule of a call is checked here, before any work."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from jali.backends import Task
+from jali.methods import Method
+from jali.tokens.grid import TokenGrid
+from jali.tokens.padding import KeyPadding
+
+
+class Call(NamedTuple):
+    """A checked call."""
+
+    method: Method
+    q_grid: TokenGrid
+    k_grid: TokenGrid | None
+    offset: int | None
+    scale: float
+    padding: KeyPadding | None
+    task: Task
+
+    @property
+    def full_task(self) -> Task:
+        """The same call, reading everything."""
+        return self.task if self.task.ratios == (1,) else replace(self.task, ratios=(1,))
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: TokenGrid | Sequence[int] | None,
+    key_grid: TokenGrid | Sequence[int] | None,
+    offset: int | None,
+    scale: float | None,
+    key_length: Tensor | Sequence[int] | None,
+    key_mask: Tensor | None,
+    causal: bool,
+    method: Method,
+) -> Call:
+    check_tensors(q, k, v)
+    q_grid = grid if grid is None else TokenGrid.of(grid)
+    k_grid = key_grid if key_grid is None else TokenGrid.of(key_grid)
+    Sq, Sk = q.shape[2], k.shape[2]
+    if offset is not None and (not isinstance(offset, int) or not 0 <= offset <= Sk - Sq):
+        raise ValueError(
+            f"offset is the first query's place among {Sk} keys, so 0..{Sk - Sq} for {Sq} queries; "
+            f"got {offset}"
+        )
+    if causal and not method.can_be_causal:
+        raise ValueError(
+            f"{method.name} cannot be causal: its blocks are not in sequence order; "
+            f"use entropy, ada_bsa or dense"
+        )
+    padding = None
+    if key_length is not None or key_mask is not None:
+        padding = _padding(key_length, key_mask, q.shape[0], Sk, k.device)
+        if causal:
+            raise ValueError("causal attention with padded keys is not supported; drop the padding")
+    kind = None if padding is None else padding.kind
+    q_grid, k_grid, task = _facts(
+        q.device, q.dtype, q.shape, k.shape, q_grid, k_grid, method.ratios, kind, causal
+    )
+    if causal and offset is None and k_grid not in (None, q_grid):
+        raise ValueError(
+            f"a causal call with {Sq} queries and {Sk} other keys needs offset=, the first query's "
+            f"place among them"
+        )
+    return Call(method, q_grid, k_grid, offset, check_scale(scale, q.shape[3]), padding, task)
+
+
+# A model makes the same few calls thousands of times: what follows from values is made once.
+@functools.lru_cache(maxsize=256)
+def _facts(
+    device: torch.device, dtype: torch.dtype, q: torch.Size, k: torch.Size,
+    grid: TokenGrid | None, key_grid: TokenGrid | None,
+    ratios: tuple[int, ...], padding: str | None, causal: bool,
+) -> tuple[TokenGrid, TokenGrid | None, Task]:  # fmt: skip
+    """The queries' grid, the keys' where they are another sequence, and what is to be done."""
+    Sq, Sk = q[2], k[2]
+    grid = grid or TokenGrid.flat(Sq)
+    grid.check(Sq, "grid")
+    if key_grid is not None:
+        key_grid.check(Sk, "key_grid")
+    elif Sk != Sq:
+        key_grid = TokenGrid.flat(Sk)
+    task = Task(
+        device=device,
+        dtype=dtype,
+        head_dim=q[3],
+        heads=q[1],
+        kv_heads=k[1],
+        q_tokens=Sq,
+        k_tokens=Sk,
+        ratios=ratios,
+        padding=padding,
+        causal=causal,
+    )
+    return grid, key_grid, task
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Rank, sizes, dtype, device, and no gradients: [B, H, S, D] each."""
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        raise TypeError(_not_a_tensor(q=q, k=k, v=v))
+    _check_together(
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
+    )
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise ValueError(
+            "q, k or v requires gradients, but jali only does inference: "
+            "call it under torch.no_grad() or detach the tensors"
+        )
+
+
+def _not_a_tensor(**given: object) -> str:
+    name = next(name for name, x in given.items() if not isinstance(x, Tensor))
+    return f"{name} must be a tensor, got {type(given[name]).__name__}"
+
+
+@functools.lru_cache(maxsize=256)
+def _check_together(q: torch.Size, k: torch.Size, v: torch.Size, *kinds: Any) -> None:
+    _check_shapes(q, k, v)
+    _check_kinds(*kinds)
+
+
+def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != 4:
+            raise ValueError(
+                f"{name} must have 4 dimensions [batch, heads, tokens, head_dim], got {list(shape)}"
+            )
+        if shape.numel() == 0:
+            raise ValueError(f"{name} is empty: {list(shape)}")
+    if k != v:
+        raise ValueError(f"k and v must have one shape, got {list(k)} and {list(v)}")
+    if q[0] != k[0]:
+        raise ValueError(f"q and k must have one batch size, got {q[0]} and {k[0]}")
+    if q[3] != k[3]:
+        raise ValueError(f"q and k must have one head dim, got {q[3]} and {k[3]}")
+    if q[1] % k[1]:
+        raise ValueError(f"query heads must be a multiple of key heads, got {q[1]} and {k[1]}")
+
+
+def _check_kinds(
+    q: torch.dtype, k: torch.dtype, v: torch.dtype,
+    q_at: torch.device, k_at: torch.device, v_at: torch.device,
+) -> None:  # fmt: skip
+    for name, dtype in (("q", q), ("k", k), ("v", v)):
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            raise TypeError(f"{name} must be fp16, bf16, fp32 or fp64, got {dtype}")
+    if not q == k == v:
+        raise TypeError(f"q, k and v must have one dtype, got {q}, {k}, {v}")
+    if not q_at == k_at == v_at:
+        raise ValueError(f"q, k, v must be on one device, got {q_at}, {k_at}, {v_at}")
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    if scale is None:
+        return float(head_dim**-0.5)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    return float(scale)
+
+
+def _padding(
+    length: Tensor | Sequence[int] | None,
+    mask: Tensor | None,
+    B: int,
+    Sk: int,
+    device: torch.device,
+) -> KeyPadding | None:
+    if length is not None and mask is not None:
+        raise ValueError("give key_length or key_mask, not both")
+    if mask is not None:
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"key_mask must be a bool tensor [{B}, {Sk}], got {mask!r}")
+        if mask.dtype != torch.bool or tuple(mask.shape) != (B, Sk):
+            raise ValueError(
+                f"key_mask must be bool [{B}, {Sk}] (True is real), "
+                f"got {mask.dtype} {list(mask.shape)}"
+            )
+        return KeyPadding(mask=mask.to(device))
+    assert length is not None
+    if isinstance(length, tuple):  # a model's layers share theirs
+        return _known_lengths(length, B, Sk, device)
+    if not isinstance(length, Tensor):
+        length = torch.as_tensor(length)
+    if length.device.type == "cpu":
+        _check_lengths(length, B)
+        return _known_lengths(tuple(length.tolist()), B, Sk, device)
+    _check_lengths(length, B)
+    return KeyPadding(length=length.to(device, torch.int32))
+
+
+def _check_lengths(length: Tensor, B: int) -> None:
+    if tuple(length.shape) != (B,) or length.dtype.is_floating_point or length.dtype == torch.bool:
+        raise ValueError(f"key_length must be {B} ints, got {length.dtype} {list(length.shape)}")
+
+
+@functools.lru_cache(maxsize=64)
+def _known_lengths(known: tuple[int, ...], B: int, Sk: int, device: torch.device) -> KeyPadding:
+    """Copied to the device once: every copy from the host waits for all that is under way there."""
+    length = torch.as_tensor(known)
+    _check_lengths(length, B)
+    if any(not 0 <= n <= Sk for n in known):
+        raise ValueError(f"key_length must be {B} lengths in 0..{Sk}, got {list(known)}")
+    return KeyPadding(length=length.to(device, torch.int32), host=known)

@@ -1,0 +1,145 @@
+"""A clip in memory, and clips written to disk: mp4 for people, ffv1 for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jali.clips.error import QualityError
+from jali.clips.source import open_source, to_uint8, video_library
+from jali.files import WriteError, whole_file
+
+__all__ = ["Clip", "read_clip", "to_uint8", "write_lossless", "write_mp4"]
+
+# Where neither the file nor the caller says.
+FPS = 24.0
+# H.273: the matrix, primaries and transfer curve of BT.709, and "limited range".
+_BT709, _LIMITED = 1, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """uint8 frames [F, H, W, 3]; `nonfinite` lists frames that held NaN or infinity (now 0)."""
+
+    frames: Tensor
+    fps: float
+    nonfinite: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_frames(self.frames)
+        _check_fps(self.fps)
+
+
+def read_clip(path: str | Path, fps: float = FPS) -> Clip:
+    """The whole clip at `path`. `fps` counts where the file does not say."""
+    source = open_source(path)
+    batches = list(source.batches(16))
+    nonfinite = torch.cat([batch.nonfinite for batch in batches])
+    frames = torch.cat([batch.frames for batch in batches])
+    return Clip(frames, source.fps or fps, tuple(nonfinite.nonzero().flatten().tolist()))
+
+
+def write_mp4(path: str | Path, frames: Tensor | Iterable[Tensor], fps: float) -> None:
+    """H.264 in 4:2:0, which every browser plays. Lossy: never compute metrics from it.
+
+    `frames` is uint8 [F, H, W, 3], or batches of that. An odd side gets its last line twice, since
+    4:2:0 has no odd sides.
+    """
+    options = {"crf": "16", "preset": "medium"}
+    _write(Path(path), frames, fps, _Recipe("mp4", "libx264", "yuv420p", options, for_people=True))
+
+
+def write_lossless(path: str | Path, frames: Tensor | Iterable[Tensor], fps: float) -> None:
+    """FFV1 in 8-bit RGB, in Matroska: `read_clip` gives back exactly the same frames.
+
+    `frames` is uint8 [F, H, W, 3], or batches of that.
+    """
+    options = {"level": "3", "slices": "4", "slicecrc": "1", "g": "1"}
+    _write(Path(path), frames, fps, _Recipe("matroska", "ffv1", "bgr0", options, for_people=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    container: str
+    codec: str
+    pixels: str
+    options: dict[str, str]
+    for_people: bool
+
+
+def _write(path: Path, frames: Tensor | Iterable[Tensor], fps: float, recipe: _Recipe) -> None:
+    _check_fps(fps)
+    batches = [frames] if isinstance(frames, Tensor) else frames
+    with whole_file(path) as temporary:
+        _encode(temporary, batches, fps, recipe, path)
+
+
+def _encode(
+    temporary: Path, batches: Iterable[Tensor], fps: float, recipe: _Recipe, path: Path
+) -> None:
+    av = video_library()
+    rate = Fraction(fps).limit_denominator(1001)
+    flags = {"movflags": "+faststart"} if recipe.container == "mp4" else {}
+    try:
+        with av.open(f"file:{temporary}", "w", format=recipe.container, options=flags) as out:
+            stream: Any = None
+            for batch in batches:
+                _check_frames(batch)
+                batch = _even(batch) if recipe.for_people else batch
+                if stream is None:
+                    stream = out.add_stream(recipe.codec, rate, options=recipe.options)
+                    stream.height, stream.width = batch.shape[1:3]
+                    stream.pix_fmt = recipe.pixels
+                    if recipe.for_people:
+                        _tag_bt709(stream.codec_context)
+                if (stream.height, stream.width) != tuple(batch.shape[1:3]):
+                    raise QualityError(f"frames of {path} differ in size")
+                for image in batch.cpu().numpy():
+                    frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+                    if recipe.for_people:
+                        frame = frame.reformat(format=recipe.pixels, dst_colorspace=_BT709)
+                    out.mux(stream.encode(frame))
+            if stream is None:
+                raise QualityError(f"there are no frames to write to {path}")
+            out.mux(stream.encode(None))
+    except WriteError:
+        raise
+    except (av.error.FFmpegError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WriteError(f"{path} cannot be written: {reason}") from None
+
+
+def _tag_bt709(context: Any) -> None:
+    """Say which matrix made luma and chroma: players guess by the size of the picture otherwise."""
+    context.colorspace, context.color_primaries, context.color_trc = _BT709, _BT709, _BT709
+    context.color_range = _LIMITED
+
+
+def _even(frames: Tensor) -> Tensor:
+    height, width = frames.shape[1:3]
+    if height % 2:
+        frames = torch.cat([frames, frames[:, -1:]], dim=1)
+    if width % 2:
+        frames = torch.cat([frames, frames[:, :, -1:]], dim=2)
+    return frames
+
+
+def _check_frames(frames: Tensor) -> None:
+    if frames.dtype != torch.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
+        raise QualityError(
+            f"frames are uint8 [F, H, W, 3], got {str(frames.dtype).removeprefix('torch.')} "
+            f"{list(frames.shape)} (to_uint8 turns floats in 0..1 into that)"
+        )
+    if 0 in frames.shape:
+        raise QualityError(f"a clip has at least one frame with pixels, got {list(frames.shape)}")
+
+
+def _check_fps(fps: float) -> None:
+    if not 0 < fps <= 1000:
+        raise QualityError(f"fps must be above 0 and at most 1000, got {fps}")

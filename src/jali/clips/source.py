@@ -1,0 +1,358 @@
+"""Clips on disk, read a few frames at a time: videos, folders of images, tensors.
+
+Every kind of clip becomes the same thing: a size, and batches of uint8 frames in reading order. A
+clip of any length therefore costs the memory of one batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jali.clips.checksum import damaged
+from jali.clips.error import QualityError
+
+VIDEOS = (".mkv", ".avi", ".mov", ".mp4", ".m4v", ".webm", ".gif")
+IMAGES = (".png", ".bmp", ".tif", ".tiff", ".webp", ".jpg", ".jpeg")
+TENSORS = (".safetensors", ".npy", ".pt", ".pth")
+KEYS = ("frames", "video", "videos")
+# Codecs that give back every value, provided that they hold RGB: 4:2:0 has lost colour before.
+_EXACT_CODECS = {"ffv1", "rawvideo", "utvideo", "huffyuv", "ffvhuff", "png", "bmp", "tiff"}
+_RGB = {"rgb24", "bgr24", "gbrp", "bgr0", "rgb0", "0rgb", "0bgr", "rgba", "bgra", "argb", "abgr"}
+# Values a little outside of 0..1 are rounding; values far outside are another scale.
+_SLACK = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive frames, uint8 [f, H, W, 3], and which of them held NaN or infinity, bool [f]."""
+
+    frames: Tensor
+    nonfinite: Tensor
+
+
+class Source(ABC):
+    """A clip that can be read from the start any number of times."""
+
+    path: Path
+    height: int
+    width: int
+    frames: int | None  # None where only decoding can tell
+    fps: float | None  # None where the file does not say
+    lossy: bool
+
+    @abstractmethod
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Every frame once, in order, at most `size` at a time."""
+
+
+def open_source(path: str | Path) -> Source:
+    """The clip at `path`: a video, an image, a folder of images, or a file with one tensor."""
+    path = Path(path)
+    if not path.exists():
+        raise QualityError(f"there is no clip at {path}")
+    if path.is_dir():
+        return ImageSource(path)
+    if path.stat().st_size == 0:
+        raise QualityError(f"{path} is empty")
+    kind = path.suffix.lower()
+    if kind in TENSORS:
+        return TensorSource(path)
+    if kind in VIDEOS:
+        return VideoSource(path)
+    if kind in IMAGES:
+        return ImageSource(path)
+    raise QualityError(
+        f"{path} is no clip that can be read: videos ({', '.join(VIDEOS)}), images "
+        f"({', '.join(IMAGES)}), folders of images and tensors ({', '.join(TENSORS)}) can"
+    )
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The images of a folder in the order of their numbers (frame2 before frame10)."""
+    found = [p for p in folder.iterdir() if p.suffix.lower() in IMAGES and p.name[0] != "."]
+    return sorted(found, key=lambda p: [_key(part) for part in re.split(r"(\d+)", p.stem)])
+
+
+def _key(part: str) -> tuple[int, int, str]:
+    return (0, int(part), "") if part.isdecimal() else (1, 0, part)
+
+
+def video_library() -> ModuleType:
+    """PyAV, or the sentence that says how to get it."""
+    try:
+        import av
+    except ImportError:
+        raise QualityError(
+            "reading and writing videos needs PyAV: pip install 'jali[quality]'"
+        ) from None
+    return av
+
+
+class VideoSource(Source):
+    """A video file, decoded to RGB by PyAV. Anything the decoder objects to is an error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._opened() as (container, stream):
+            context = stream.codec_context
+            self.height, self.width = context.height, context.width
+            self.frames = stream.frames or None
+            rate = stream.average_rate
+            self.fps = float(rate) if rate else None
+            # Where there is sound too, the length of the file may be the length of the sound.
+            alone = len(container.streams) == 1 and path.suffix.lower() != ".gif"
+            self._seconds = container.duration / 1e6 if alone and container.duration else None
+            # What the decoder gives before it becomes RGB.
+            self.pixels = (context.pix_fmt, context.colorspace, context.color_range)
+            self.lossy = context.name not in _EXACT_CODECS or context.pix_fmt not in _RGB
+            if not self.height or not self.width:
+                raise QualityError(f"{path} is damaged: its video has no size")
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tuple[Any, Any]]:
+        av = video_library()
+        try:
+            # "file:" keeps a colon in a name from being read as the name of a protocol.
+            with av.open(f"file:{self.path}") as container:
+                if not container.streams.video:
+                    raise QualityError(f"{self.path} holds no video")
+                stream = container.streams.video[0]
+                stream.codec_context.options = {"err_detect": "explode"}
+                yield container, stream
+        except (av.error.FFmpegError, OSError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise QualityError(f"{self.path} cannot be read as a video: {reason}") from None
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        gathered: list[Tensor] = []
+        count, end = 0, 0.0
+        with self._opened() as (container, stream):
+            for frame in self._decoded(container, stream):
+                if (frame.height, frame.width) != (self.height, self.width):
+                    raise QualityError(
+                        f"{self.path} changes its size at frame {count}: {frame.width}×"
+                        f"{frame.height} after {self.width}×{self.height}"
+                    )
+                if frame.is_corrupt:
+                    raise QualityError(f"{self.path} is damaged at frame {count}")
+                gathered.append(torch.from_numpy(frame.to_ndarray(format="rgb24")))
+                count += 1
+                if frame.time is not None:
+                    end = frame.time + float((frame.duration or 0) * (frame.time_base or 0))
+                if len(gathered) == size:
+                    yield _whole(torch.stack(gathered))
+                    gathered = []
+        self._ends_where_it_should(count, end)
+        if gathered:
+            yield _whole(torch.stack(gathered))
+
+    def _decoded(self, container: Any, stream: Any) -> Iterator[Any]:
+        checked = stream.codec_context.name == "ffv1"
+        for packet in container.demux(stream):
+            if checked and packet.size and damaged(bytes(packet)):
+                raise QualityError(f"{self.path} is damaged: a checksum in it is wrong")
+            yield from packet.decode()
+
+    def _ends_where_it_should(self, count: int, end: float) -> None:
+        """A file that was cut short decodes without a complaint, up to the cut."""
+        if not count:
+            raise QualityError(f"{self.path} holds no frames")
+        if self._seconds is None or self.fps is None or not end:
+            return
+        missing = (self._seconds - end) * self.fps
+        if missing > 2:
+            raise QualityError(
+                f"{self.path} is cut short: its header says {self._seconds:.2f} s, "
+                f"but its frames end at {end:.2f} s"
+            )
+
+
+class ImageSource(Source):
+    """A folder of images, one frame each; or a single image, a clip of one frame."""
+
+    fps = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = images_in(path) if path.is_dir() else [path]
+        if not self._files:
+            raise QualityError(f"the folder {path} holds no images ({', '.join(IMAGES)})")
+        self.height, self.width = self._read(self._files[0]).shape[:2]
+        self.frames = len(self._files)
+        self.lossy = any(p.suffix.lower() in (".jpg", ".jpeg", ".webp") for p in self._files)
+
+    def _read(self, file: Path) -> Tensor:
+        av = video_library()
+        try:
+            # An opened file, since in a file's name "%d" would stand for a sequence of images.
+            with file.open("rb") as opened, av.open(opened) as container:
+                frame = next(container.decode(video=0), None)
+        except (av.error.FFmpegError, OSError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise QualityError(f"{file} cannot be read as an image: {reason}") from None
+        if frame is None:
+            raise QualityError(f"{file} cannot be read as an image")
+        return torch.from_numpy(frame.to_ndarray(format="rgb24"))
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        for start in range(0, len(self._files), size):
+            frames = []
+            for file in self._files[start : start + size]:
+                frame = self._read(file)
+                if frame.shape[:2] != (self.height, self.width):
+                    raise QualityError(
+                        f"{file} is {frame.shape[1]}×{frame.shape[0]}, but the images before it "
+                        f"are {self.width}×{self.height}"
+                    )
+                frames.append(frame)
+            yield _whole(torch.stack(frames))
+
+
+class TensorSource(Source):
+    """One tensor in a file, mapped rather than loaded: uint8, or floats in 0..1.
+
+    Frames first or channels first; the axis of size 3 tells. A leading batch of one is dropped.
+    """
+
+    lossy = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fps, shape, self._take = _open_tensor(path)
+        self._axes, self._lead = _axes_of(shape, path)
+        self.frames, self.height, self.width = (shape[axis] for axis in self._axes[:3])
+        if not self.frames:
+            raise QualityError(f"{path} holds no frames")
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        for start in range(0, self.frames or 0, size):
+            window = [0] * self._lead + [slice(None)] * 4
+            window[self._axes[0]] = slice(start, start + size)
+            taken = self._take(tuple(window))
+            order = [axis - self._lead for axis in self._axes]
+            yield self._checked(taken.permute(order), start)
+
+    def _checked(self, frames: Tensor, start: int) -> Batch:
+        if frames.dtype == torch.uint8:
+            return _whole(frames.contiguous())
+        if not frames.is_floating_point():
+            raise QualityError(
+                f"{self.path} holds {str(frames.dtype).removeprefix('torch.')}; "
+                "frames are uint8, or floats in 0..1"
+            )
+        values = frames.float()
+        finite = values.isfinite()
+        values = values.where(finite, 0.0)
+        low, high = values.amin().item(), values.amax().item()
+        if low < -_SLACK or high > 1 + _SLACK:
+            raise QualityError(
+                f"{self.path} holds values from {low:.3g} to {high:.3g} near frame {start}; floats "
+                "must lie in 0..1 (from -1..1 they get there by x / 2 + 0.5)"
+            )
+        return Batch(to_uint8(values), ~finite.flatten(1).all(1))
+
+
+def to_uint8(frames: Tensor) -> Tensor:
+    """Floats in 0..1 as uint8, rounded to the nearest level; what lies outside is clamped.
+
+    >>> to_uint8(torch.tensor([0.0, 0.5, 1.0])).tolist()
+    [0, 128, 255]
+    """
+    if not frames.is_floating_point():
+        raise TypeError(f"to_uint8 takes floats in 0..1, got {frames.dtype}")
+    return frames.float().clamp(0, 1).mul(255).round().to(torch.uint8)
+
+
+def _whole(frames: Tensor) -> Batch:
+    return Batch(frames, torch.zeros(len(frames), dtype=torch.bool))
+
+
+_Take = Callable[[tuple[Any, ...]], Tensor]
+
+
+def _open_tensor(path: Path) -> tuple[float | None, tuple[int, ...], _Take]:
+    """(frames per second if written down, shape, a function that reads a window)."""
+    openers = {".safetensors": _open_safetensors, ".npy": _open_npy}
+    try:
+        return openers.get(path.suffix.lower(), _open_pt)(path)
+    except QualityError:
+        raise
+    except Exception as error:  # each library has errors of its own for a damaged file
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise QualityError(f"{path} cannot be read as a tensor: {reason[:200]}") from None
+
+
+def _open_safetensors(path: Path) -> tuple[float | None, tuple[int, ...], _Take]:
+    from safetensors import safe_open
+
+    file: Any = safe_open(path, framework="pt")
+    window = file.get_slice(_key_of(list(file.keys()), path))
+    written = (file.metadata() or {}).get("fps")
+    return (float(written) if written else None), tuple(window.get_shape()), window.__getitem__
+
+
+def _open_npy(path: Path) -> tuple[float | None, tuple[int, ...], _Take]:
+    import numpy
+
+    array = numpy.load(path, mmap_mode="r", allow_pickle=False)
+    return None, array.shape, lambda window: torch.from_numpy(numpy.array(array[window]))
+
+
+def _open_pt(path: Path) -> tuple[float | None, tuple[int, ...], _Take]:
+    loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    fps = None
+    if isinstance(loaded, dict):
+        written = loaded.get("fps")
+        fps = float(written) if isinstance(written, int | float) else None
+        tensors = {key: value for key, value in loaded.items() if isinstance(value, Tensor)}
+        loaded = tensors[_key_of(list(tensors), path)]
+    if not isinstance(loaded, Tensor):
+        raise QualityError(f"{path} holds a {type(loaded).__name__} instead of a tensor of frames")
+    return fps, tuple(loaded.shape), loaded.__getitem__
+
+
+def _key_of(keys: list[str], path: Path) -> str:
+    if len(keys) == 1:
+        return keys[0]
+    named = [key for key in KEYS if key in keys]
+    if len(named) != 1:
+        raise QualityError(
+            f"{path} must hold one tensor, or one of the name {', '.join(KEYS)}; "
+            f"it holds {', '.join(sorted(map(str, keys))[:8]) or 'none'}"
+        )
+    return named[0]
+
+
+def _axes_of(shape: tuple[int, ...], path: Path) -> tuple[tuple[int, int, int, int], int]:
+    """Where frames, height, width and channels are, and how many leading axes to drop."""
+    lead = len(shape) - 4
+    if lead not in (0, 1) or (lead == 1 and shape[0] != 1):
+        raise QualityError(f"{path} has shape {list(shape)}; a clip has shape [frames, H, W, 3]")
+    inner = shape[lead:]
+    if inner[3] == 3:
+        axes = (0, 1, 2, 3)
+    elif inner[1] == 3 and inner[0] == 3:
+        raise QualityError(
+            f"{path} has shape {list(shape)}, whose channels could be either of two axes; "
+            "save it as [frames, H, W, 3]"
+        )
+    elif inner[1] == 3:
+        axes = (0, 2, 3, 1)
+    elif inner[0] == 3:
+        axes = (1, 2, 3, 0)
+    else:
+        raise QualityError(
+            f"{path} has shape {list(shape)} without an axis of three channels; "
+            "a clip has shape [frames, H, W, 3]"
+        )
+    return (axes[0] + lead, axes[1] + lead, axes[2] + lead, axes[3] + lead), lead

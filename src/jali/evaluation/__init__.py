@@ -1,0 +1,1 @@
+"""What came of a run: quality, reports, inspection, benchmarks, the demo."""

@@ -1,0 +1,8 @@
+"""Which method suits a model: what each makes of the q and k of a running pipeline."""
+
+from __future__ import annotations
+
+from jali.evaluation.inspection.capture import Capture, capture
+from jali.evaluation.inspection.judge import Judged, Verdict, judge, ranking
+
+__all__ = ["Capture", "Judged", "Verdict", "capture", "judge", "ranking"]

@@ -1,0 +1,269 @@
+"""What every method keeps of a captured call, at equal cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jali import checks
+from jali.attend import attend
+from jali.backends import choose
+from jali.evaluation.inspection.capture import Capture
+from jali.methods import METHODS, Dense, Method, Query, make_method, near
+from jali.planning.plan import BlockPlan
+
+CONTROLS = ("random", "local")
+ROWS = 64  # sampled queries; every head of every method is judged on the same ones
+SEARCHES, CLOSE, FAR = 8, 0.02, 0.15
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One method on one call. Means over heads and sampled queries.
+
+    `mass` is the share of the exact attention that lies in blocks it reads, `mass_full` in those
+    it reads unpooled. `error` is ‖out − dense‖ / ‖dense‖, dense in fp32. `heads` has one (cost,
+    mass, error) for every head.
+    """
+
+    method: str
+    budget: float
+    cost: float
+    density: float
+    mass: float
+    mass_full: float
+    error: float
+    heads: tuple[tuple[float, float, float], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """One call: how far each head looks, and every method's verdict.
+
+    `reach` is the share of keys that a head spreads its attention over: exp(entropy) / keys.
+    `bound` is the mass that no plan of full blocks in the model's own order can exceed at this
+    cost: that of each query's own heaviest blocks.
+    """
+
+    capture: Capture
+    cost: float
+    reach: tuple[float, ...]
+    bound: float
+    verdicts: tuple[Verdict, ...]
+    plans: Mapping[str, BlockPlan]
+
+
+def judge(
+    captures: Iterable[Capture], cost: float, methods: Sequence[str] = (), rows: int = ROWS
+) -> Iterator[Judged]:
+    """Every method (or those named) on every call, each asked for what makes its cost this one."""
+    if not 0 < cost < 1:
+        raise ValueError(f"cost is a share of dense attention's work above 0 and below 1: {cost}")
+    chosen = {name: _method(name) for name in methods or METHODS if name != Dense.name}
+    for call in captures:
+        exact = _Exact(call, rows)
+        verdicts, plans = [], {}
+        for name, method in chosen.items():
+            verdict, plan = _verdict(name, method, call, exact, cost)
+            verdicts.append(verdict)
+            plans[name] = plan
+        block = next(iter(plans.values())).blocks.k
+        yield Judged(call, cost, exact.reach(), exact.bound(cost, block), tuple(verdicts), plans)
+
+
+def _method(name: str) -> Method:
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}{near(name, METHODS)}")
+    return make_method(name)
+
+
+def ranking(judged: Sequence[Judged]) -> list[tuple[str, float, float]]:
+    """(method, mean error, mean mass) over all calls, the nearest to dense first; methods that
+    cannot be had at this cost come last, however near they are."""
+    dear = too_dear(judged)
+    found = []
+    for name in [v.method for v in judged[0].verdicts]:
+        own = [v for j in judged for v in j.verdicts if v.method == name]
+        found.append(
+            (
+                name,
+                statistics.fmean(v.error for v in own),
+                statistics.fmean(v.mass for v in own),
+            )
+        )
+    return sorted(found, key=lambda row: (row[0] in dear, row[1]))
+
+
+def too_dear(judged: Sequence[Judged]) -> set[str]:
+    """Methods that cost more than was allowed somewhere: what they force is more than that."""
+    return {v.method for j in judged for v in j.verdicts if v.cost > (1 + FAR) * j.cost}
+
+
+def planned(method: Method, call: Capture) -> BlockPlan:
+    """The plan a backend would run, without running it."""
+    checked = checks.check(
+        call.q, call.k, call.v, call.grid, None, None, call.scale, call.keys.length,
+        call.keys.mask, False, method,
+    )  # fmt: skip
+    backend = choose("auto", checked.task)
+    blocks = method.blocks(backend.preferred(checked.task))
+    layout = method.layout(checked.q_grid, checked.k_grid, checked.offset, blocks, call.q.device)
+    padding = checked.padding and checked.padding.arranged(layout.k)
+    query = Query(
+        layout.q.arrange(call.q), layout.k.arrange(call.k), layout, call.site, checked.scale,
+        padding,
+    )  # fmt: skip
+    plan = method.plan(query)
+    return plan.coarsen(backend.fitting(plan.blocks, checked.task))
+
+
+def _at_cost(method: Method, call: Capture, cost: float) -> tuple[float, Method, BlockPlan]:
+    """The budget that makes the achieved cost this one, as nearly as blocks allow.
+
+    What is forced counts too, and pooling and coarser blocks cost otherwise than asked; so the
+    asked budget is searched by halving.
+    """
+    low, high, asked = 0.0, 1.0, cost
+    best: tuple[float, float, Method, BlockPlan] | None = None
+    for _ in range(SEARCHES):
+        own = method.with_budget(asked)
+        plan = planned(own, call)
+        miss = plan.cost - cost
+        if best is None or abs(miss) < best[0]:
+            best = abs(miss), asked, own, plan
+        if abs(miss) <= CLOSE * cost:
+            break
+        low, high = (low, asked) if miss > 0 else (asked, high)
+        asked = (low + high) / 2
+    assert best is not None
+    return best[1], best[2], best[3]
+
+
+def _verdict(
+    name: str, method: Method, call: Capture, exact: _Exact, cost: float
+) -> tuple[Verdict, BlockPlan]:
+    budget, own, plan = _at_cost(method, call, cost)
+    done = attend(
+        call.q, call.k, call.v, method=own, grid=call.grid, site=call.site, scale=call.scale,
+        key_length=call.keys.length, key_mask=call.keys.mask,
+    )  # fmt: skip
+    H = call.q.shape[1]
+    costs = plan.costs[0].expand(H).tolist()
+    read = [exact.mass(plan, head) for head in range(H)]
+    errors = [exact.error(done.out, head) for head in range(H)]
+    verdict = Verdict(
+        method=name,
+        budget=budget,
+        cost=plan.cost,
+        density=plan.density,
+        mass=statistics.fmean(touched for touched, _ in read),
+        mass_full=statistics.fmean(full for _, full in read),
+        error=exact.whole_error(done.out),
+        heads=tuple(zip(costs, (touched for touched, _ in read), errors, strict=True)),
+    )
+    return verdict, plan
+
+
+class _Exact:
+    """Dense attention in fp32 on some queries of the first sample, head by head."""
+
+    def __init__(self, call: Capture, rows: int) -> None:
+        S = call.q.shape[2]
+        count = min(rows, S)
+        # Evenly over the sequence, each a little off, so that no row or column is favoured.
+        drawn = torch.Generator().manual_seed(0)
+        at = (torch.arange(count) + torch.rand(count, generator=drawn)) * (S / count)
+        self.rows = at.long().clamp_max(S - 1).to(call.q.device)
+        self.call = call
+
+    def weights(self, head: int, rows: Tensor | None = None) -> Tensor:
+        """The softmax of these queries over all keys, in the model's order. fp32 [R, S]."""
+        call = self.call
+        rows = self.rows if rows is None else rows
+        kv = head // (call.q.shape[1] // call.k.shape[1])
+        logits = call.q[0, head, rows].float() @ call.k[0, kv].float().T * call.scale
+        hidden = self._hidden(logits.shape[-1])
+        if hidden is not None:
+            logits = logits.masked_fill(hidden, -torch.inf)
+        return logits.softmax(-1)
+
+    def _hidden(self, keys: int) -> Tensor | None:
+        call = self.call
+        if call.keys.mask is not None:
+            return ~call.keys.mask[0].to(call.q.device)
+        if call.keys.length is not None:
+            return torch.arange(keys, device=call.q.device) >= int(call.keys.length[0])
+        return None
+
+    def mass(self, plan: BlockPlan, head: int) -> tuple[float, float]:
+        """(touched, read in full): shares of the exact weights."""
+        layout = plan.layout
+        slots = self.rows if layout.q.inverse is None else layout.q.inverse[self.rows]
+        levels = plan.levels[0, head % plan.levels.shape[1]][slots // plan.blocks.q]
+        levels = levels.repeat_interleave(plan.blocks.k, dim=-1)[:, : layout.k.tokens]
+        if layout.k.inverse is not None:
+            levels = levels.index_select(1, layout.k.inverse)
+        weights = self.weights(head)
+        touched = (weights * (levels > 0)).sum(-1).mean()
+        return float(touched), float((weights * (levels == 1)).sum(-1).mean())
+
+    def _pair(self, out: Tensor, head: int) -> tuple[Tensor, Tensor]:
+        call = self.call
+        kv = head // (call.q.shape[1] // call.k.shape[1])
+        return out[0, head, self.rows].float(), self.weights(head) @ call.v[0, kv].float()
+
+    def error(self, out: Tensor, head: int) -> float:
+        got, exact = self._pair(out, head)
+        return float((got - exact).norm() / exact.norm().clamp_min(1e-20))
+
+    def whole_error(self, out: Tensor) -> float:
+        """Over all heads together, as the next layer sees them."""
+        wrong = total = 0.0
+        for head in range(out.shape[1]):
+            got, exact = self._pair(out, head)
+            wrong += float((got - exact).square().sum())
+            total += float(exact.square().sum())
+        return float((wrong / max(total, 1e-30)) ** 0.5)
+
+    def reach(self) -> tuple[float, ...]:
+        found = []
+        for head in range(self.call.q.shape[1]):
+            weights = self.weights(head)
+            entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1)
+            found.append(float(entropy.exp().mean()) / weights.shape[-1])
+        return tuple(found)
+
+    def bound(self, cost: float, block: int) -> float:
+        """The mass of every query's own heaviest blocks; the last one counts in part, so that it
+        is exactly this cost."""
+        found = []
+        for head in range(self.call.q.shape[1]):
+            weights = self.weights(head)
+            padded = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % block))
+            blocks = padded.unflatten(-1, (-1, block)).sum(-1).sort(-1, descending=True).values
+            whole, part = divmod(cost * blocks.shape[1], 1)
+            mass = blocks[:, : int(whole)].sum(-1) + part * blocks[:, int(whole)]
+            found.append(float(mass.mean()))
+        return statistics.fmean(found)
+
+    def block_map(self, head: int, plan: BlockPlan) -> Tensor:
+        """The exact weights of a query in every query block, summed over key blocks. [M, N]."""
+        layout = plan.layout
+        slots = torch.arange(layout.M, device=self.rows.device) * plan.blocks.q
+        slots = (slots + plan.blocks.q // 2).clamp_max(layout.q.tokens - 1)
+        rows = slots if layout.q.index is None else layout.q.index[slots]
+        weights = self.weights(head, rows)
+        if layout.k.index is not None:
+            weights = weights.index_select(1, layout.k.index)
+        S = weights.shape[-1]
+        padded = torch.nn.functional.pad(weights, (0, layout.N * plan.blocks.k - S))
+        return padded.unflatten(-1, (layout.N, plan.blocks.k)).sum(-1)
+
+
+def exact_map(call: Capture, head: int, plan: BlockPlan) -> Tensor:
+    """Where a head really looks, on a plan's blocks. fp32 [M, N] on the host."""
+    return _Exact(call, 1).block_map(head, plan).cpu()

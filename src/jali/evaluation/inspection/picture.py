@@ -1,0 +1,98 @@
+"""The answer as a picture: errors at equal cost, and what each method reads where heads look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jali.evaluation.inspection.judge import CONTROLS, Judged, exact_map, ranking, too_dear
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, FAINT, LINE = "#1d2433", "#8a93a6", "#c9cfda"
+GOOD, WEAK = "#0b7285", "#adb5bd"
+SHADE = "GnBu"
+
+
+def figure(judged: Sequence[Judged], title: str, heads: int = 4) -> Figure:
+    """A line for every method: its errors on all calls, and, for the middle one of the calls,
+    what it reads for a few heads. Above, where those heads look."""
+    from matplotlib.figure import Figure
+
+    shown = judged[len(judged) // 2]
+    names = [name for name, _, _ in ranking(judged)]
+    picked = _heads(shown, heads)
+    size = (4.4 + 1.3 * len(picked), 1.15 * (len(names) + 1) + 0.8)
+    drawn: Any = Figure(figsize=size, layout="constrained")
+    grid = drawn.add_gridspec(len(names) + 1, len(picked) + 1, width_ratios=[3, *[1] * len(picked)])
+    site = shown.capture.site
+    drawn.suptitle(
+        f"{title} at cost {shown.cost:g}; maps of layer {site.layer}, step {site.step}",
+        fontsize=10, color=INK, x=0.02, ha="left",
+    )  # fmt: skip
+    _errors(drawn.add_subplot(grid[1:, 0]), judged, names)
+    _maps(drawn, grid, shown, names, picked)
+    return drawn
+
+
+def _errors(axes: Any, judged: Sequence[Judged], names: Sequence[str]) -> None:
+    dear = too_dear(judged)
+    for place, name in enumerate(names):
+        errors = [v.error for j in judged for v in j.verdicts if v.method == name]
+        colour = WEAK if name in CONTROLS or name in dear else GOOD
+        axes.plot(errors, [place] * len(errors), "o", color=colour, alpha=0.55, markersize=6)
+        axes.plot(sum(errors) / len(errors), place, "|", color=colour, markersize=22, mew=2.5)
+    labels = [f"{name}\n(costs more)" if name in dear else name for name in names]
+    axes.set_yticks(range(len(names)), labels, fontsize=9, color=INK)
+    axes.set(xlim=(0, None), ylim=(len(names) - 0.5, -0.5))  # level with the maps
+    axes.set_xlabel(
+        "error ‖out − dense‖ / ‖dense‖\na dot for every call, a bar for their mean",
+        fontsize=8,
+        color=FAINT,
+    )
+    axes.grid(axis="x", color=LINE, linewidth=0.5)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _maps(
+    drawn: Any, grid: Any, shown: Judged, names: Sequence[str], picked: Sequence[int]
+) -> None:
+    first = shown.plans[names[0]]
+    for column, head in enumerate(picked, 1):
+        top = drawn.add_subplot(grid[0, column])
+        # The square root lets weak blocks be seen beside strong ones.
+        look = exact_map(shown.capture, head, first).sqrt()
+        top.imshow(look.numpy(), cmap="magma_r", aspect="auto", interpolation="nearest")
+        top.set_title(f"head {head}\nreach {shown.reach[head]:.0%}", fontsize=8, color=INK)
+        if column == 1:
+            top.set_ylabel("attention", fontsize=8, color=INK)
+        _bare(top)
+        for row, name in enumerate(names, 1):
+            plan = shown.plans[name]
+            levels = plan.levels[0, head % plan.levels.shape[1]].float().cpu()
+            work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
+            axes = drawn.add_subplot(grid[row, column])
+            axes.imshow(
+                work.numpy(), vmin=0, vmax=1.25, cmap=SHADE, aspect="auto", interpolation="nearest"
+            )
+            _bare(axes)
+
+
+def _bare(axes: Any) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_edgecolor(LINE)
+        spine.set_linewidth(0.6)
+
+
+def _heads(shown: Judged, count: int) -> list[int]:
+    """Heads from the narrowest look to the widest."""
+    order = sorted(range(len(shown.reach)), key=lambda head: shown.reach[head])
+    if len(order) <= count:
+        return order
+    return [order[round(i * (len(order) - 1) / (count - 1))] for i in range(count)]

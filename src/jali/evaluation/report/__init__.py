@@ -1,0 +1,18 @@
+"""One page, self-contained, that shows what two or more runs made of the same prompts."""
+
+from __future__ import annotations
+
+from jali.evaluation.report.comparison import Comparison, gather
+from jali.evaluation.report.error import ReportError
+from jali.evaluation.report.page import Report, compare_page
+from jali.evaluation.report.writing import check_output, write_page
+
+__all__ = [
+    "Comparison",
+    "Report",
+    "ReportError",
+    "check_output",
+    "compare_page",
+    "gather",
+    "write_page",
+]

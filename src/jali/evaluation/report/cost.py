@@ -1,0 +1,86 @@
+"""What every attention call cost, from a clip's sites.json to the few numbers a page needs."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from jali.evaluation.report.error import ReportError
+
+VERSION = 1
+
+
+def read_sites(path: Path) -> dict[str, Any]:
+    """Costs and plans of one clip; words that repeat are listed once and named by number."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{path} cannot be read: {error}") from None
+    version = found.get("version") if isinstance(found, dict) else None
+    if version != VERSION:
+        raise ReportError(f"{path} has version {version!r}; this jali reads version {VERSION}")
+    try:
+        return _packed(found)
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise ReportError(
+            f"{path} is not what `jali generate` writes: {type(error).__name__} {error}"
+        ) from None
+
+
+def _packed(found: dict[str, Any]) -> dict[str, Any]:
+    branches: dict[str, int] = {}
+    reasons: dict[str, int] = {}
+    backends: dict[str, int] = {}
+    rows: list[list[Any]] = []
+    for row in found["rows"]:
+        reason = row.get("reason")
+        rows.append(
+            [
+                int(row["layer"]),
+                int(row["step"]),
+                branches.setdefault(str(row.get("branch") or "both"), len(branches)),
+                _short(row["cost"]),
+                -1 if reason is None else reasons.setdefault(str(reason), len(reasons)),
+                backends.setdefault(str(row.get("backend") or "unknown"), len(backends)),
+                [_short(share) for share in row.get("heads") or ()],
+            ]
+        )
+    return {
+        "layers": max([int(found["layers"]), *(row[0] + 1 for row in rows)]),
+        "steps": max([int(found["steps"]), *(row[1] + 1 for row in rows)]),
+        "heads": max([int(found["heads"]), *(len(row[6]) for row in rows)]),
+        "branches": list(branches),
+        "reasons": list(reasons),
+        "backends": list(backends),
+        "rows": rows,
+        "plans": [_checked(plan) for plan in found.get("plans") or ()],
+    }
+
+
+def _short(share: float) -> float:
+    if not math.isfinite(share):
+        raise ValueError(f"a cost of {share}")
+    return round(float(share), 3)
+
+
+def _checked(plan: dict[str, Any]) -> dict[str, Any]:
+    frames, height, width = (int(side) for side in plan["grid"])
+    levels = base64.b64decode(plan["levels"], validate=True)
+    if len(levels) != frames * height * width:
+        raise ValueError(
+            f"a plan with {len(levels)} levels for a grid of {frames}×{height}×{width} tokens"
+        )
+    return {
+        "layer": int(plan["layer"]),
+        "step": int(plan["step"]),
+        "branch": str(plan.get("branch") or "both"),
+        "head": int(plan["head"]),
+        "block": int(plan["query_block"]),
+        "grid": [frames, height, width],
+        "own": [[int(first), int(count)] for first, count in plan["query_tokens"]],
+        "levels": plan["levels"],
+    }

@@ -1,0 +1,91 @@
+"""Clips as a browser plays them: the file itself where it can be, encoded again where it cannot.
+
+Every frame is decoded once, so that a damaged file is found here rather than in front of people.
+"""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jali.evaluation.report.error import ReportError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from jali.clips.source import Source
+
+# What browsers decode, by the kind of file that may hold it.
+PLAYED = {
+    ".mp4": ("video/mp4", ("h264", "av1")),
+    ".webm": ("video/webm", ("vp8", "vp9", "av1")),
+}
+_BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """An encoded clip, and the size and number of its frames as decoded."""
+
+    data: bytes
+    kind: str
+    frames: int
+    height: int
+    width: int
+    fps: float
+
+    @property
+    def uri(self) -> str:
+        return f"data:{self.kind};base64,{base64.b64encode(self.data).decode()}"
+
+
+def read_film(path: Path, fps: float | None = None) -> Film:
+    """The clip at `path`, every frame of it decoded once. `fps` counts where the file is silent."""
+    from jali.clips.clip import FPS
+    from jali.clips.source import open_source
+
+    source = open_source(path)
+    rate = source.fps or fps or FPS
+    kind = _played_as(path)
+    if kind is None:
+        return _encoded(source, rate)
+    frames = sum(len(batch.frames) for batch in source.batches(_BATCH))
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+    return Film(data, kind, frames, source.height, source.width, rate)
+
+
+def _played_as(path: Path) -> str | None:
+    """The media type of a file that browsers play as it is."""
+    from jali.clips.source import video_library
+
+    if path.suffix.lower() not in PLAYED:
+        return None
+    kind, codecs = PLAYED[path.suffix.lower()]
+    with video_library().open(f"file:{path}") as container:
+        context = container.streams.video[0].codec_context
+        fits = context.codec.canonical_name in codecs and context.pix_fmt == "yuv420p"
+        return kind if fits else None
+
+
+def _encoded(source: Source, fps: float) -> Film:
+    from jali.clips.clip import write_mp4
+
+    count = 0
+
+    def frames() -> Iterator[Tensor]:
+        nonlocal count
+        for batch in source.batches(_BATCH):
+            count += len(batch.frames)
+            yield batch.frames
+
+    with tempfile.TemporaryDirectory(prefix="jali-compare-") as folder:
+        path = Path(folder) / "clip.mp4"
+        write_mp4(path, frames(), fps)
+        return Film(path.read_bytes(), "video/mp4", count, source.height, source.width, fps)

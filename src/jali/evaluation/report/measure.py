@@ -1,0 +1,142 @@
+"""Metrics of each run against the reference: read where they lie, measured where they do not."""
+
+from __future__ import annotations
+
+import filecmp
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jali.evaluation.report.run import Run
+
+METRICS = "metrics.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of one clip. `math.inf` is the PSNR of equal frames, None is no value."""
+
+    mean: float
+    per_frame: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """A run against the reference: per clip its metrics and, in words, what is wrong with it."""
+
+    clips: Mapping[str, Mapping[str, Series]]
+    faults: Mapping[str, str]
+    unavailable: Mapping[str, str]
+
+    def names(self) -> list[str]:
+        """Metrics that at least one clip has."""
+        return list(dict.fromkeys(name for clip in self.clips.values() for name in clip))
+
+    def means(self, metric: str) -> list[float]:
+        """Clip by clip; those that equal the reference count only where all of them do."""
+        found = [clip[metric].mean for clip in self.clips.values() if metric in clip]
+        return [mean for mean in found if math.isfinite(mean)] or found[:1]
+
+
+NOTHING = Measures({}, {}, {})
+
+
+def measures_of(
+    reference: Run, run: Run, frames: Mapping[str, int], ask: Sequence[str] | None, notes: list[str]
+) -> Measures:
+    """Metrics of the clips in `frames` (their lengths by name).
+
+    `ask` None reads the folder's metrics.json, or measures with the usual metrics where there is
+    none that fits; an empty `ask` wants none; names are measured now.
+    """
+    if ask is not None and not ask:
+        return NOTHING
+    from jali.evaluation.quality.evaluation import evaluate, read_evaluation
+
+    path = run.folder / METRICS
+    if ask is None and path.exists():
+        found = read_evaluation(path)
+        why_not = _misfit(found, reference, frames)
+        if not why_not:
+            return _chosen(found, frames)
+        notes.append(f"{path} {why_not}, so {run.name} was measured again.")
+    return _chosen(evaluate(reference.folder, run.folder, ask, partial=True).to_dict(), frames)
+
+
+def _misfit(found: Mapping[str, Any], reference: Run, frames: Mapping[str, int]) -> str:
+    """Why the metrics are not those of these clips; empty when they are."""
+    pairs = {pair.get("name"): pair for pair in found.get("pairs") or ()}
+    for name, count in frames.items():
+        if name not in pairs:
+            return f"says nothing of {name}"
+        if pairs[name].get("frames") != count:
+            return f"says {name} has {pairs[name].get('frames')} frames instead of {count}"
+        against = Path((pairs[name].get("reference") or {}).get("file") or "")
+        if against.is_file() and not _same(against, reference.folder / against.name):
+            return f"was measured against {against.parent}"
+    return ""
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two files are one, or copies of each other: folders are moved and copied about."""
+    return other.is_file() and (one.samefile(other) or filecmp.cmp(one, other, shallow=False))
+
+
+def _chosen(found: Mapping[str, Any], frames: Mapping[str, int]) -> Measures:
+    pairs = {pair["name"]: pair for pair in found["pairs"] if pair["name"] in frames}
+    clips = {
+        name: {
+            metric: series
+            for metric in found["metrics"]
+            if (series := _series(metric, pair)) is not None
+        }
+        for name, pair in pairs.items()
+    }
+    faults = {name: _faults(pair) for name, pair in pairs.items()}
+    return Measures(
+        clips,
+        {name: fault for name, fault in faults.items() if fault},
+        dict(found.get("unavailable") or {}),
+    )
+
+
+def _series(metric: str, pair: Mapping[str, Any]) -> Series | None:
+    entry = pair.get(metric)
+    if not entry:
+        return None
+    # The one metric that can be infinite is written as null where it is.
+    absent = math.inf if metric == "psnr" else None
+    mean = absent if entry["mean"] is None else entry["mean"]
+    values = tuple(absent if value is None else value for value in entry.get("per_frame") or ())
+    return None if mean is None else Series(mean, values)
+
+
+def _faults(pair: Mapping[str, Any]) -> str:
+    """What the clip has and the reference has not."""
+    usual = pair.get("reference_checks") or {}
+    worse = {k: n - usual.get(k, 0) for k, n in (pair.get("checks") or {}).items()}
+    return ", ".join(f"{n} more {kind} frames" for kind, n in worse.items() if n > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a metric is written, and which end of it is good (None: neither)."""
+
+    title: str
+    digits: int
+    higher: bool | None
+
+    @property
+    def arrow(self) -> str:
+        return {True: " ↑", False: " ↓", None: ""}[self.higher]
+
+
+def scale_of(metric: str) -> Scale:
+    from jali.evaluation.quality.evaluation import MEASURES
+
+    known = MEASURES.get(metric)
+    if known is None:
+        return Scale(metric.replace("_", " "), 3, None)
+    return Scale(known.title, known.digits, known.higher_is_better)

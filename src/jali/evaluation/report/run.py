@@ -1,0 +1,165 @@
+"""Runs as the page needs them: what was asked, which clips there are, what they cost.
+
+A folder with a manifest is one that `jali generate` wrote. A plain folder of videos works as well;
+it has no prompts, timings or costs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jali.evaluation.report.error import ReportError
+
+MANIFEST = "manifest.json"
+# A folder may hold a clip twice, for people and for metrics: the first kind found here is shown.
+SHOWN_FIRST = (".mp4", ".m4v", ".webm", ".mov", ".mkv", ".avi", ".gif")
+# Settings that change what a clip shows or how long it takes, whatever the method.
+COMPARABLE = (
+    "model", "path", "lora", "steps", "seed", "guidance", "height", "width", "num_frames",
+    "negative_prompt", "arguments", "dtype",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunClip:
+    """One clip of a run; `facts` is its entry in the manifest, empty where there is none."""
+
+    name: str
+    video: Path
+    sites: Path | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompt(self) -> str:
+        return str(self.facts.get("prompt") or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A folder of clips and, where a manifest says so, how they were made."""
+
+    name: str
+    folder: Path
+    clips: Mapping[str, RunClip]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    complete: bool = True
+
+
+def read_runs(folders: Sequence[Path], names: Sequence[str] = ()) -> list[Run]:
+    """The runs in `folders`, the reference first, each with a name of its own.
+
+    A single folder that holds run folders stands for them, its `dense` one being the reference.
+    """
+    if not folders:
+        raise ReportError("name the reference folder and at least one more")
+    folders = _inside(folders[0]) if len(folders) == 1 else list(folders)
+    if names and len(names) != len(folders):
+        raise ReportError(f"there are {len(folders)} runs, and {len(names)} names for them")
+    if len(names) != len(set(names)):
+        raise ReportError(f"names must differ, got {', '.join(names)}")
+    runs = [read_run(folder) for folder in folders]
+    if names:
+        return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+    return _told_apart(runs)
+
+
+def read_run(folder: Path) -> Run:
+    """The run in `folder`, with or without a manifest."""
+    _check_folder(folder)
+    if (folder / MANIFEST).exists():
+        return _with_manifest(folder)
+    clips = _videos(folder)
+    if not clips:
+        raise ReportError(
+            f"{folder} holds neither a {MANIFEST} nor videos ({', '.join(SHOWN_FIRST)})"
+        )
+    return Run(folder.resolve().name, folder, clips)
+
+
+def unlike(runs: Sequence[Run]) -> list[str]:
+    """In words, what besides the method differs between the runs and so colours every number."""
+    told = [run for run in runs if run.settings]
+    said = []
+    for key in COMPARABLE:
+        values = [run.settings.get(key) for run in told]
+        if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
+            said.append(f"{key.replace('_', ' ')} ({', '.join(map(str, values))})")
+    return said
+
+
+def same_machine(runs: Sequence[Run]) -> bool:
+    """Whether times of the runs may be divided by each other."""
+    return len({json.dumps(dict(run.machine), sort_keys=True) for run in runs}) == 1
+
+
+def _inside(folder: Path) -> list[Path]:
+    _check_folder(folder)
+    found = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
+    found.sort(key=lambda path: path.name != "dense")
+    if len(found) < 2:
+        raise ReportError(
+            f"{folder} is one run, and a comparison needs two: name the reference, then the others "
+            "(or a folder that holds several runs, as `jali generate --with-dense` makes it)"
+        )
+    return found
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise ReportError(f"there is no folder {folder}")
+    if not folder.is_dir():
+        raise ReportError(f"{folder} is a file; name the folder that holds it")
+    try:
+        next(folder.iterdir(), None)
+    except OSError as error:
+        raise ReportError(f"{folder} cannot be read: {error.strerror}") from None
+
+
+def _with_manifest(folder: Path) -> Run:
+    from jali.generation.manifest import read_gallery
+
+    gallery = read_gallery(folder)
+    if not gallery.clips:
+        raise ReportError(f"the run in {folder} has no clips yet")
+    facts = {entry["name"]: entry for entry in gallery.to_dict()["clips"]}
+    clips = {
+        clip.name: RunClip(
+            clip.name, gallery.path(clip.video), gallery.path(clip.sites), facts[clip.name]
+        )
+        for clip in gallery.clips
+    }
+    settings = gallery.settings.to_dict()
+    method = settings.get("preset") or gallery.settings.label
+    budget = settings.get("budget")
+    name = method if budget is None or method == "dense" else f"{method} {budget:g}"
+    versions = {"jali": gallery.jali, **(gallery.versions or {})}
+    return Run(name, folder, clips, settings, gallery.machine or {}, versions, gallery.complete)
+
+
+def _videos(folder: Path) -> dict[str, RunClip]:
+    rank = {kind: place for place, kind in enumerate(SHOWN_FIRST)}
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        place = rank.get(path.suffix.lower())
+        if place is None or path.name.startswith(".") or not path.is_file():
+            continue
+        if path.stem not in found or place < rank[found[path.stem].suffix.lower()]:
+            found[path.stem] = path
+    return {name: RunClip(name, path) for name, path in sorted(found.items())}
+
+
+def _told_apart(runs: list[Run]) -> list[Run]:
+    """Runs of the same name get their folder's, and where that is the same too, a number."""
+    for rename in (lambda run, _: run.folder.resolve().name, lambda run, n: f"{run.name} ({n})"):
+        names = [run.name for run in runs]
+        runs = [
+            replace(run, name=rename(run, place)) if names.count(run.name) > 1 else run
+            for place, run in enumerate(runs, 1)
+        ]
+    return runs

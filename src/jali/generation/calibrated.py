@@ -1,0 +1,80 @@
+"""Runs that replay a calibrated MaskBook."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from jali.integration.modes import BUDGET, WARMUP, Handle
+from jali.maskbook import MaskBook
+from jali.maskbook.cached import Cached
+from jali.methods import Method, Schedule
+from jali.planning.budget import Budget
+
+if TYPE_CHECKING:
+    from jali.generation.settings import Settings
+
+
+def cached_method(settings: Settings) -> Method:
+    """The book of the settings inside the usual schedule, as `cached_processor_mode` makes it."""
+    for name in ("preset", "config"):
+        if getattr(settings, name) is not None:
+            raise ValueError(f"masks and {name} are two methods at once; leave one of them out")
+    if settings.method not in (None, "cached"):
+        raise ValueError(
+            f"masks are read by the method cached, not by {settings.method}; leave one out"
+        )
+    if settings.options:
+        raise ValueError(f"the method cached has no options, got {', '.join(settings.options)}")
+    book = MaskBook.open(str(settings.masks))
+    if settings.steps not in (None, book.steps):
+        raise ValueError(
+            f"the book {settings.masks} is for {book.steps} steps, and {settings.steps} are asked "
+            f"for; make one that fits: jali book resample {settings.masks} --steps {settings.steps}"
+        )
+    share = BUDGET if settings.budget is None else settings.budget
+    first = settings.dense_first_layer is not False
+    return Schedule(
+        Cached(book, Budget(float(share))),
+        dense_steps=WARMUP if settings.warmup_frac is None else settings.warmup_frac,
+        dense_layers=(0,) if first else (),
+    )
+
+
+def steps_of(method: Method) -> int:
+    """The steps that the method's book is for."""
+    assert isinstance(method, Schedule)
+    assert isinstance(method.inner, Cached)
+    return method.inner.book.steps
+
+
+def written(method: Method) -> dict[str, Any]:
+    """The method in full; the book by its digest, so that another book in its file is noticed."""
+    assert isinstance(method, Schedule)
+    cached = method.inner
+    assert isinstance(cached, Cached)
+    schedule = {
+        f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.name != "inner"
+    }
+    options = {"book": cached.book.digest, "budget": cached.budget.mean}
+    return {"method": cached.name, "options": options, "schedule": schedule}
+
+
+@contextlib.contextmanager
+def cached_mode(pipe: Any, settings: Settings) -> Iterator[Handle]:
+    """A pipeline that replays the book of resolved settings."""
+    from jali.maskbook.mode import cached_processor_mode
+
+    assert settings.masks is not None
+    assert settings.budget is not None
+    with cached_processor_mode(
+        pipe,
+        settings.masks,
+        budget=settings.budget,
+        backend=settings.backend,
+        warmup_frac=WARMUP if settings.warmup_frac is None else settings.warmup_frac,
+        dense_first_layer=settings.dense_first_layer is not False,
+    ) as handle:
+        yield handle

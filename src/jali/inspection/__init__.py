@@ -1,8 +1,0 @@
-"""Which method suits a model: what each makes of the q and k of a running pipeline."""
-
-from __future__ import annotations
-
-from jali.inspection.capture import Capture, capture
-from jali.inspection.judge import Judged, Verdict, judge, ranking
-
-__all__ = ["Capture", "Judged", "Verdict", "capture", "judge", "ranking"]

@@ -1,0 +1,1 @@
+"""The models jali knows by name, and how they are loaded."""

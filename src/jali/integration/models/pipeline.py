@@ -1,0 +1,347 @@
+"""Models by name: load a pipeline, generate a video or an image."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jali.integration.models.checkpoint import (
+    Lora,
+    check_checkpoint,
+    check_offload,
+    device_of,
+    dtype_argument,
+    dtype_of,
+    explained,
+    load_lora,
+    lora_sources,
+    source_of,
+)
+from jali.integration.models.registry import ModelCard, model_card
+
+log = logging.getLogger("jali")
+
+
+def load_pipeline(
+    name: str,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    cpu_offload: bool | str = False,
+    lora: Lora | Sequence[Lora | None] | None = None,
+    height: int | None = None,
+    width: int | None = None,
+    vae_tiling: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Any:
+    """The diffusers pipeline of a model of the registry, on its device and ready to call.
+
+    `path` is a local folder or a hub id to use instead of the model's own; either is checked to be
+    that model. Without a `device` a GPU is used where there is one. Without a `dtype` weights are
+    bf16 on a GPU and fp32 on a CPU (the VAE of Wan is always fp32). `cpu_offload` is True or
+    "model" (whole parts wait in host memory) or "sequential" (layers do: slow, least memory).
+    `lora` is a file, a folder, a hub id, or REPO:FOLDER/FILE; of two experts both get it, or each
+    its own of a pair (high noise, low noise).
+
+    The checkpoint's scheduler is kept. Only its flow shift is set where the registry names one:
+    that of `height` × `width`, by default the model's own size (`generate_video` follows the size
+    it is given).
+    """
+    card = model_card(name)
+    device = device_of(device)
+    check_offload(cpu_offload, device)
+    weights = dtype_of(dtype, device)
+    adapters = None if lora is None else lora_sources(lora, card.experts)
+    source = source_of(card, path)
+    hub = {"revision": revision, "token": token, "local_files_only": local_files_only}
+    check_checkpoint(card, source, hub)
+
+    import diffusers
+
+    loader: Any = diffusers.DiffusionPipeline
+    kinds = {"default": weights, "vae": torch.float32} if card.vae_fp32 else weights
+    with explained(card, source):
+        pipe = loader.from_pretrained(source, **{dtype_argument(diffusers): kinds}, **hub)
+    if adapters is not None:
+        load_lora(pipe, adapters, {"token": token, "local_files_only": local_files_only})
+    if card.shift is not None:
+        _set_shift(pipe.scheduler, card.shift.at(height or card.height, width or card.width))
+    if vae_tiling:
+        pipe.vae.enable_tiling()
+    if cpu_offload == "sequential":
+        pipe.enable_sequential_cpu_offload(device=device)
+    elif cpu_offload:
+        pipe.enable_model_cpu_offload(device=device)
+    else:
+        pipe.to(device)
+    return pipe
+
+
+@torch.no_grad()
+def generate_video(
+    pipe: Any,
+    prompt: str,
+    model_name: str | ModelCard,
+    *,
+    height: int | None = None,
+    width: int | None = None,
+    num_frames: int | None = None,
+    steps: int | None = None,
+    guidance: float | None = None,
+    guidance_2: float | None = None,
+    seed: int = 0,
+    negative_prompt: str | None = None,
+    shift: float | None = None,
+    callback_on_step_end: Callable[..., Any] | None = None,
+    **arguments: Any,
+) -> Tensor:
+    """The frames of one prompt: fp32 [F, H, W, 3] in 0…1 on the CPU; an image is one frame.
+
+    What is not given is the model's default. A size or frame count that the model cannot make is
+    refused with the nearest ones it can. The flow shift follows the size, for this call only, as
+    long as the scheduler has one of the model's own; a shift of yours stays. Further `arguments`
+    go to the pipeline as they are (`max_sequence_length`, `latents`, …). One seed gives one video.
+    """
+    card = model_card(model_name)
+    _check_pipeline(card, pipe)
+    height = card.height if height is None else height
+    width = card.width if width is None else width
+    frames = card.frames if num_frames is None else num_frames
+    check_size(strides_of(pipe, card), height, width, frames, card)
+    steps = card.steps if steps is None else steps
+    _check_numbers(prompt, steps, seed, guidance, guidance_2, shift)
+    call = {
+        "prompt": prompt,
+        "height": height,
+        "width": width,
+        "num_inference_steps": steps,
+        "generator": torch.Generator("cpu").manual_seed(seed),
+        "output_type": "pt",
+        **({} if card.image else {"num_frames": frames}),
+        **_guidance(card, guidance, guidance_2),
+        **_negative(card, negative_prompt, arguments),
+        **({"callback_on_step_end": callback_on_step_end} if callback_on_step_end else {}),
+    }
+    _check_arguments(pipe, card, call, arguments)
+    arguments = {**card.call, **arguments}
+    if shift is None and card.shift is not None:
+        shift = card.shift.at(height, width) if _shift(pipe.scheduler) in card.shift else None
+    with _shifted(pipe.scheduler, shift), _guided(pipe, card, guidance):
+        output = pipe(**call, **arguments)
+    return _frames(output, card)
+
+
+# Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """What height and width must be multiples of (pixels per token, or what the pipeline insists
+    on), and frames per latent frame (0: an image).
+
+    `limits` are the largest height and width, where the transformer's positions end.
+    """
+
+    height: int
+    width: int
+    frames: int
+    limits: tuple[int, int] | None = None
+
+
+def strides_of(pipe: Any, card: ModelCard) -> Strides:
+    """From the loaded VAE and transformer, so that checkpoints with other strides are right too."""
+    spatial = _first(
+        pipe, "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor"
+    )
+    temporal = _first(pipe, "vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+    patch = pipe.transformer.config.patch_size
+    _, high, wide = patch if isinstance(patch, list | tuple) else (1, patch, patch)
+    each = int(spatial) * card.packing
+    high, wide = (math.lcm(each * side, card.multiple) for side in (high, wide))
+    limits = None
+    if card.config.get("patch_size_t"):  # CogVideoX 1.5 cuts its positions out of a fixed table
+        config = pipe.transformer.config
+        limits = (config.sample_height * spatial, config.sample_width * spatial)
+    return Strides(high, wide, 0 if card.image else int(temporal or 1), limits)
+
+
+def _first(pipe: Any, *names: str) -> Any:
+    return next((getattr(pipe, name) for name in names if getattr(pipe, name, None)), None)
+
+
+def check_size(strides: Strides, height: int, width: int, frames: int, card: ModelCard) -> None:
+    """Refuse what the pipeline would round or fail on, naming the nearest sizes that fit."""
+    for name, value, stride in (
+        ("height", height, strides.height),
+        ("width", width, strides.width),
+    ):
+        _check_count(name, value)
+        if value % stride:
+            below = value - value % stride
+            near = [size for size in (below, below + stride) if size]
+            raise ValueError(
+                f"{card.name} makes a {name} that is a multiple of {stride} pixels, got {value}; "
+                f"the nearest are {_either(near)}"
+            )
+    if strides.limits and (height > strides.limits[0] or width > strides.limits[1]):
+        raise ValueError(
+            f"{card.name} makes at most {strides.limits[0]}×{strides.limits[1]} pixels (height × "
+            f"width), got {height}×{width}"
+        )
+    _check_count("num_frames", frames)
+    if not strides.frames:
+        if frames != 1:
+            raise ValueError(f"{card.name} makes images: num_frames is 1, got {frames}")
+    elif (frames - 1) % strides.frames:
+        below = frames - (frames - 1) % strides.frames
+        raise ValueError(
+            f"{card.name} makes {strides.frames}·k + 1 frames, got {frames}; "
+            f"the nearest are {_either([below, below + strides.frames])}"
+        )
+
+
+def _either(sizes: list[int]) -> str:
+    return " and ".join(map(str, sizes))
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an int >= 1, got {value!r}")
+
+
+# What a call may hold
+
+
+def _check_pipeline(card: ModelCard, pipe: Any) -> None:
+    if type(pipe).__name__ != card.pipeline:
+        raise ValueError(
+            f"{card.name} is generated with a {card.pipeline}, got a {type(pipe).__name__}; "
+            f"name the model that was loaded"
+        )
+
+
+def _check_numbers(
+    prompt: Any,
+    steps: Any,
+    seed: Any,
+    guidance: float | None,
+    guidance_2: float | None,
+    shift: float | None,
+) -> None:
+    if not isinstance(prompt, str):
+        raise TypeError(f"prompt is one text (call once per prompt), got {prompt!r}")
+    _check_count("steps", steps)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r}")
+    for name, value in (("guidance", guidance), ("guidance_2", guidance_2), ("shift", shift)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{name} must be finite and >= 0, got {value}")
+
+
+def _guidance(card: ModelCard, scale: float | None, second: float | None) -> dict[str, Any]:
+    if second is not None and card.experts == 1:
+        raise ValueError(f"guidance_2 is of the second expert, and {card.name} has one only")
+    if card.guidance.argument is None:
+        return {}
+    # A scale of one's own is for both experts, unless the second is given too.
+    own = card.guidance.second if scale is None else scale
+    second = own if second is None else second
+    given = {card.guidance.argument: card.guidance.scale if scale is None else scale}
+    return given | ({"guidance_scale_2": second} if card.experts == 2 else {})
+
+
+def _negative(card: ModelCard, prompt: str | None, arguments: Mapping[str, Any]) -> dict[str, str]:
+    if prompt is None:
+        # True CFG is off without one.
+        return {"negative_prompt": " "} if card.guidance.kind == "true_cfg" else {}
+    if card.guidance.kind == "embedded" and not arguments.get("true_cfg_scale", 1) > 1:
+        raise ValueError(
+            f"{card.name} has its guidance built in, so a negative_prompt has no effect; "
+            f"leave it out, or pass true_cfg_scale above 1 (which doubles the work)"
+        )
+    return {"negative_prompt": prompt}
+
+
+def _check_arguments(
+    pipe: Any, card: ModelCard, call: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> None:
+    known = inspect.signature(type(pipe).__call__).parameters
+    for name in (*call, *arguments):
+        if name in call and name in arguments:
+            raise TypeError(f"{name} is set by generate_video; it cannot be given twice")
+        if name not in known:
+            raise TypeError(f"the pipeline of {card.name} has no argument {name!r}")
+
+
+@contextlib.contextmanager
+def _guided(pipe: Any, card: ModelCard, scale: float | None) -> Iterator[None]:
+    """Another scale for the checkpoint's own guider, for one call."""
+    if card.guidance.kind != "guider" or scale is None:
+        yield
+        return
+    own = pipe.guider
+    pipe.guider = own.new(guidance_scale=scale)
+    try:
+        yield
+    finally:
+        pipe.guider = own
+
+
+def _frames(output: Any, card: ModelCard) -> Tensor:
+    """[1, F, 3, H, W] or [1, 3, H, W] -> fp32 [F, H, W, 3] on the CPU."""
+    found: Tensor = output.images if card.image else output.frames[0]
+    return found.permute(0, 2, 3, 1).float().cpu().contiguous()
+
+
+# The flow shift
+
+
+def _shift_key(scheduler: Any) -> str | None:
+    """UniPC and DPM call it flow_shift, the flow-matching schedulers shift; others have none."""
+    return next((key for key in ("flow_shift", "shift") if key in scheduler.config), None)
+
+
+def _shift(scheduler: Any) -> float:
+    key = _shift_key(scheduler)
+    return math.nan if key is None else float(scheduler.config[key])
+
+
+def _set_shift(scheduler: Any, shift: float) -> None:
+    """In place: whoever watches this scheduler goes on watching the right one."""
+    key = _shift_key(scheduler)
+    if key is None:
+        log.warning("jali: %s has no flow shift to set", type(scheduler).__name__)
+        return
+    scheduler.register_to_config(**{key: shift})
+    if hasattr(scheduler, "set_shift"):
+        scheduler.set_shift(shift)
+
+
+@contextlib.contextmanager
+def _shifted(scheduler: Any, shift: float | None) -> Iterator[None]:
+    before = _shift(scheduler)
+    if shift is None or shift == before:
+        yield
+        return
+    _set_shift(scheduler, shift)
+    try:
+        yield
+    finally:
+        if not math.isnan(before):
+            _set_shift(scheduler, before)

@@ -1,0 +1,119 @@
+"""Replay of a calibrated book: look up, attend. No scoring, no entropy, no selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from jali.maskbook import MaskBook
+from jali.maskbook.bits import plan_of
+from jali.methods.method import Method, Query
+from jali.planning.budget import Budget
+from jali.planning.plan import BlockPlan
+from jali.planning.site import Site
+from jali.tokens.layout import BlockLayout, Blocks
+from jali.tokens.order import Order
+
+
+@dataclass(frozen=True)
+class Cached(Method):
+    """The plans of a book, found by step, layer and branch; the same for every prompt.
+
+    A budget that the book does not hold is derived from its importance before the first call.
+    `part` is (rank, ranks) where ranks share the heads. `check` is asked once for every step that
+    is replayed, and refuses a run that the book does not fit.
+    """
+
+    book: MaskBook
+    budget: Budget = field(default_factory=Budget)
+    part: tuple[int, int] = (0, 1)
+    check: Callable[[Site], None] | None = field(default=None, compare=False, repr=False)
+
+    name: ClassVar[str] = "cached"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.book, MaskBook):
+            raise TypeError(
+                f"Cached replays a MaskBook, got {self.book!r}; use MaskBook.open(path)"
+            )
+        if not isinstance(self.budget, Budget):
+            raise TypeError(f"budget must be a Budget, got {self.budget!r}")
+        if self.budget != Budget(self.budget.mean):
+            raise ValueError(f"a book is asked for a mean share alone, got {self.budget}")
+        if self.budget.mean not in self.book.budgets and not self.book.header.importance:
+            self.book.derive(self.budget.mean)  # says why it cannot
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def token_order(self) -> Order:
+        return self.book.header.order
+
+    def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
+        """The book's own; a backend that has others coarsens the plan."""
+        return self.book.header.blocks
+
+    @property
+    def asked(self) -> float:
+        return self.budget.mean
+
+    def with_budget(self, mean: float) -> Cached:
+        return replace(self, budget=Budget(mean))
+
+    def for_rank(self, rank: int, ranks: int) -> Cached:
+        return replace(self, part=(rank, ranks))
+
+    def plan(self, query: Query) -> BlockPlan:
+        if query.causal:
+            raise ValueError("a book holds no causal plans")
+        self._check_fit(query.layout, query.site)
+        if self.check is not None:
+            self.check(query.site)
+        mean = float(self.budget.mean)
+        device = query.q.device
+        self.book.derive(mean, device)
+        branch = self.book.branch_index(query.site.branch)
+        bits = self.book.replay(device).bits(mean, query.site.step, query.site.layer, branch)
+        return plan_of(self._heads(bits, query.q.shape[1]), query.layout)
+
+    def _heads(self, bits: Tensor, heads: int) -> Tensor:
+        """This rank's heads. bits uint8 [H, M, ⌈N / 8⌉]."""
+        rank, ranks = self.part
+        if heads * ranks != bits.shape[0]:
+            here = f"{heads} heads on each of {ranks} ranks" if ranks > 1 else f"{heads} heads"
+            raise ValueError(f"the book has {bits.shape[0]} heads, this call has {here}")
+        return bits[rank * heads : (rank + 1) * heads]
+
+    def _check_fit(self, layout: BlockLayout, site: Site) -> None:
+        """Refuse another geometry or schedule, naming both values."""
+        h = self.book.header
+        if layout.q_grid != h.grid or layout.k_grid != h.grid:
+            raise ValueError(
+                f"the book is for the grid {h.grid}, this call has {layout.q_grid}; make one that "
+                f"fits with {_hint('grid', layout.q_grid)}"
+            )
+        if site.steps != h.steps:
+            raise ValueError(
+                f"the book is for {h.steps} steps, this run has {site.steps}; make one that fits "
+                f"with {_hint('steps', site.steps)}"
+            )
+        if site.layers != h.layers:
+            raise ValueError(
+                f"the book is of {h.layers} layers, this transformer has {site.layers}"
+            )
+        if site.transformer != h.transformers[site.step]:
+            raise ValueError(
+                f"step {site.step} belongs to {h.transformers[site.step]} in the book and to "
+                f"{site.transformer} here: the boundary between the experts is another one; "
+                f"calibrate with this one"
+            )
+
+
+def _hint(name: str, value: object) -> str:
+    option = f"--{name} {value}".replace("×", "x")
+    return f"book.resample({name}=…) or: jali book resample BOOK {option} --output NEW"

@@ -1,0 +1,227 @@
+"""Sees every attention call of a dense run and records how important its blocks are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from jali.integration.scene import Seen
+from jali.maskbook import MEAN
+from jali.maskbook.calibration.running import RunningMean
+from jali.maskbook.calibration.scorer import Scorer
+from jali.methods import Method, Query
+from jali.planning.plan import BlockPlan
+from jali.planning.site import Site
+from jali.tokens.grid import TokenGrid
+from jali.tokens.layout import BlockLayout, Blocks, block_layout
+from jali.tokens.order import Order, Raster
+from jali.tokens.padding import KeyPadding
+
+IN_FLIGHT = 8  # slabs between the device and the disk
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Unplanned(Method):
+    """A run that is never sparse: all it does is show its calls."""
+
+    name: ClassVar[str] = "calibration"
+
+    def active(self, site: Site, tokens: int) -> bool:  # noqa: ARG002
+        return False
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def token_order(self) -> Order:
+        return Raster()
+
+    def blocks(self, preferred: Blocks) -> Blocks:
+        return preferred
+
+    def plan(self, query: Query) -> BlockPlan:
+        raise NotImplementedError("a calibration makes no plans")
+
+    def with_budget(self, mean: float) -> Method:  # noqa: ARG002
+        return self
+
+
+@dataclass(eq=False)
+class _Pending:
+    """One layer of the step that is going on: sums over the calls of each branch."""
+
+    sums: list[Floats | None]
+    calls: list[int]
+
+
+@dataclass(eq=False)
+class Recorder:
+    """Scores calls on their device and averages them on disk.
+
+    Sums over branches wait in memory until their step is over; copies from a GPU and writing go
+    on in a thread, in the order of the calls, so that a run gives the same numbers every time.
+    """
+
+    scorer: Scorer
+    blocks: Blocks
+    order: Order
+    branches: tuple[str, ...]
+    start: Callable[[Recorder], RunningMean]
+    on_step: Callable[[int, int], None] | None = None
+    mean: RunningMean | None = None
+    grid: TokenGrid | None = None
+    sizes: tuple[int, int, int] | None = None  # steps, layers, heads
+    transformers: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._pending: dict[tuple[int, int], _Pending] = {}
+        self._worker: ThreadPoolExecutor | None = None
+        self._room = threading.Semaphore(IN_FLIGHT)
+        self._jobs: list[Future[None]] = []
+        self._step = -1
+
+    # One call
+
+    def __call__(self, seen: Seen) -> None:
+        if seen.q.shape[2] != seen.k.shape[2]:
+            return  # not self-attention
+        site = seen.site
+        self._check(seen)
+        if self.mean is None:
+            self.mean = self.start(self)
+        if site.step != self._step:
+            self._step = site.step
+            if self.on_step is not None:
+                self.on_step(site.step, site.steps)
+        at = self._branch(site.branch)
+        # A mean over samples of a batch: each is one prompt's or one branch's picture.
+        scores = self.scorer(self._query(seen)).mean(0, dtype=torch.float32)
+        self._send(site.step, site.layer, at, scores)
+
+    def _query(self, seen: Seen) -> Query:
+        assert self.grid is not None
+        layout: BlockLayout = block_layout(
+            self.grid, None, self.order, self.blocks, None, seen.q.device
+        )
+        padding = None
+        if seen.keys.length is not None:
+            length = torch.tensor(seen.keys.length, dtype=torch.int32, device=seen.q.device)
+            padding = KeyPadding(length=length, host=seen.keys.length).arranged(layout.k)
+        elif seen.keys.mask is not None:
+            padding = KeyPadding(mask=seen.keys.mask).arranged(layout.k)
+        scale = seen.q.shape[-1] ** -0.5 if seen.scale is None else seen.scale
+        q, k = layout.q.arrange(seen.q), layout.k.arrange(seen.k)
+        return Query(q, k, layout, seen.site, scale, padding)
+
+    def _check(self, seen: Seen) -> None:
+        """Every call must be one of the same grid, steps and layers."""
+        site, grid = seen.site, seen.grid
+        if isinstance(grid, str):
+            raise ValueError(f"this run cannot be recorded: {grid}")
+        sizes = (site.steps, site.layers, seen.q.shape[1])
+        if self.grid is None or self.sizes is None:
+            self.grid, self.sizes = grid, sizes
+        if grid != self.grid:
+            raise ValueError(
+                f"a book is of one grid, and this run has {self.grid} and {grid}; give all prompts "
+                f"one size, and one text length where the text is part of the sequence"
+            )
+        if sizes != self.sizes:
+            raise ValueError(
+                f"a book is of one number of steps, layers and heads, and this run has "
+                f"{self.sizes} and {sizes}"
+            )
+        known = self.transformers.setdefault(site.step, seen.transformer)
+        if known != seen.transformer:
+            raise ValueError(f"step {site.step} runs in {known} and in {seen.transformer}")
+
+    def _branch(self, branch: str) -> int:
+        if self.branches == (MEAN,):
+            return 0
+        if branch not in self.branches:
+            raise ValueError(
+                f"this pipeline calls its branch {branch!r}, which cannot be told apart into "
+                f"{' and '.join(self.branches)}; calibrate with branches='mean'"
+            )
+        return self.branches.index(branch)
+
+    # To the disk
+
+    def _send(self, step: int, layer: int, branch: int, scores: Tensor) -> None:
+        for job in [job for job in self._jobs if job.done()]:
+            self._jobs.remove(job)
+            job.result()  # what went wrong there is said here
+        self._room.acquire()
+        host, copied = scores, None
+        if scores.is_cuda:
+            host = torch.empty(scores.shape, dtype=scores.dtype, pin_memory=True)
+            host.copy_(scores, non_blocking=True)
+            copied = torch.cuda.current_stream(scores.device).record_event()
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="jali-calibrate")
+        job = self._worker.submit(self._fold, step, layer, branch, host, copied)
+        job.add_done_callback(lambda _: self._room.release())
+        self._jobs.append(job)
+
+    def _fold(self, step: int, layer: int, branch: int, scores: Tensor, copied: Any) -> None:
+        if copied is not None:
+            copied.synchronize()
+        for key in [key for key in self._pending if key[0] != step]:
+            self._flush(key)
+        here = self._pending.get((step, layer))
+        if here is None:
+            n = len(self.branches)
+            here = self._pending[step, layer] = _Pending([None] * n, [0] * n)
+        x, before = scores.numpy(), here.sums[branch]
+        here.sums[branch] = x.copy() if before is None else before + x
+        here.calls[branch] += 1
+
+    def _flush(self, key: tuple[int, int]) -> None:
+        step, layer = key
+        pending = self._pending.pop(key)
+        parts = []
+        for name, total, calls in zip(self.branches, pending.sums, pending.calls, strict=True):
+            if total is None:
+                raise ValueError(
+                    f"branch {name!r} did not run in step {step}: without guidance there is "
+                    f"nothing to keep apart; calibrate with branches='mean'"
+                )
+            parts.append(total / np.float32(calls))
+        x = np.stack(parts)
+        if not np.isfinite(x).all() or (x < 0).any():
+            raise ValueError(
+                f"{self.scorer.name} gave importance that is negative or not finite at step "
+                f"{step}, layer {layer}"
+            )
+        assert self.mean is not None
+        self.mean.put(step, layer, x)
+
+    def finish(self) -> None:
+        """A prompt is over: all of it is in the mean, or this raises."""
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            job.result()
+        for key in sorted(self._pending):
+            self._flush(key)
+        if self.mean is None:
+            raise ValueError(
+                "no self-attention came by: this pipeline does not run its transformer's attention "
+                "through jali, or made no step"
+            )
+        self._step = -1
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.shutdown(wait=True)
+            self._worker = None

@@ -1,0 +1,75 @@
+"""What is recorded: how important each key block is to each query block. Rows sum to 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from jali.methods import Query
+from jali.methods.method import check_count
+from jali.planning.scoring import antidiagonal_scores, mean_scores, sample_positions, sampled_scores
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Anything that scores blocks; `name` goes into the book."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, query: Query) -> Tensor:
+        """fp32 [B, H, M, N], finite and not negative."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """entropy's: the softmax mass that a few evenly spread queries give to each key block."""
+
+    samples: int = 4
+
+    def __post_init__(self) -> None:
+        check_count("samples", self.samples)
+
+    @property
+    def name(self) -> str:
+        return f"sampled-{self.samples}"
+
+    def __call__(self, query: Query) -> Tensor:
+        layout = query.layout
+        at = sample_positions(layout.q.tokens, layout.blocks.q, self.samples, query.q.device)
+        return sampled_scores(query.q, query.k, layout, query.scale, at, query.padding)
+
+
+@dataclass(frozen=True)
+class Antidiagonal:
+    """ada_bsa's: softmax over antidiagonal sums of stride × stride tiles."""
+
+    stride: int = 8
+
+    def __post_init__(self) -> None:
+        check_count("stride", self.stride)
+
+    @property
+    def name(self) -> str:
+        return f"antidiagonal-{self.stride}"
+
+    def __call__(self, query: Query) -> Tensor:
+        return antidiagonal_scores(
+            query.q, query.k, query.layout, query.scale, query.padding, self.stride
+        )
+
+
+@dataclass(frozen=True)
+class BlockMeans:
+    """rf_v2's: softmax over the products of block means."""
+
+    @property
+    def name(self) -> str:
+        return "block-means"
+
+    def __call__(self, query: Query) -> Tensor:
+        scores = mean_scores(query.q, query.k, query.layout, query.scale, query.padding)
+        return scores.softmax(-1).nan_to_num(0.0)

@@ -1,0 +1,157 @@
+"""A pipeline that replays a book."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from jali.integration.attachment import self_attentions
+from jali.integration.modes import (
+    WARMUP,
+    Handle,
+    _scheduled,
+    _transformers,
+    sparse_processor_mode,
+)
+from jali.maskbook import MaskBook
+from jali.maskbook.cached import Cached
+from jali.maskbook.fingerprint import fingerprint
+from jali.maskbook.noise import noise_levels
+from jali.methods import Method
+from jali.planning.budget import Budget, check_share
+from jali.planning.site import Site
+
+log = logging.getLogger("jali")
+
+# Sigmas of one schedule in two precisions; another flow shift is off by far more.
+CLOSE = 0.02
+
+
+@contextlib.contextmanager
+def cached_processor_mode(
+    pipe: Any,
+    book: MaskBook | str | os.PathLike[str],
+    budget: float = 0.5,
+    backend: str = "auto",
+    warmup_frac: float | int = WARMUP,
+    dense_first_layer: bool = True,
+    steps: int | None = None,
+    when: str = "always",
+    finite: str = "raise",
+    other_weights: bool = False,
+) -> Iterator[Handle]:
+    """A block in which a pipeline replays the plans of a book: no scoring, no selection.
+
+    `budget` is the asked share of the work; one that the book does not hold is derived from its
+    importance here, before anything runs. The first `warmup_frac` of the steps and layer 0 stay
+    dense, as in `sparse_processor_mode`, whose other arguments these are and whose handle this
+    yields. A book of another model, grid, layout or number of steps is refused with both values;
+    `other_weights=True` accepts a fine-tuned model of the same architecture.
+    """
+    check_share("budget", budget)
+    opened = book if isinstance(book, MaskBook) else MaskBook.open(book)
+    owner, transformers = _transformers(pipe)
+    check_model(opened, dict(transformers), other_weights)
+    levels = None if owner is None else _level_check(opened, weakref.ref(owner))
+    method = _scheduled(
+        Cached(opened, Budget(float(budget)), check=levels), warmup_frac, dense_first_layer
+    )
+    for _, module in transformers:  # refused before anything is derived
+        self_attentions(module)
+    try:
+        prepare(opened, float(budget), method, device_of(transformers[0][1]))
+        with sparse_processor_mode(
+            pipe,
+            method=method,
+            backend=backend,
+            steps=opened.steps if owner is None and steps is None else steps,
+            when=when,
+            finite=finite,
+        ) as handle:
+            yield handle
+    finally:
+        opened.close()
+
+
+def check_model(
+    book: MaskBook, transformers: dict[str, nn.Module], other_weights: bool = False
+) -> None:
+    """Refuse a book of another model, naming both."""
+    known = book.header.fingerprints
+    missing = sorted(set(known) - set(transformers))
+    if missing:
+        raise ValueError(
+            f"the book is of {', '.join(known)}, this pipeline has {', '.join(transformers)}"
+        )
+    for name, recorded in known.items():
+        here = fingerprint(transformers[name])
+        if problem := recorded.other_model(here):
+            of = f" ({book.header.model})" if book.header.model else ""
+            raise ValueError(f"this is another model than the book's{of}: {problem}")
+        if not other_weights and (problem := recorded.other_weights(here)):
+            raise ValueError(
+                f"the weights of {name} are not those the book was made with: {problem}. Calibrate "
+                f"for these, or pass other_weights=True to replay it all the same"
+            )
+
+
+def prepare(book: MaskBook, budget: float, method: Method, device: torch.device) -> None:
+    """Derive the budget where it was not asked for, and send for the first step's bits."""
+    book.derive(budget, device)
+    tokens = book.grid.tokens
+    for step in range(book.steps):
+        here = [Site(step, book.steps, layer, book.layers) for layer in range(book.layers)]
+        if any(method.active(site, tokens) for site in here):
+            book.replay(device).prefetch(budget, step)
+            return
+
+
+def _level_check(book: MaskBook, pipe: weakref.ReferenceType[Any]) -> Callable[[Site], None]:
+    """Compare the scheduler's noise levels with the book's, once for every list of timesteps."""
+    seen: list[Any] = []
+
+    def check(site: Site) -> None:
+        scheduler = getattr(pipe(), "scheduler", None)
+        timesteps = getattr(scheduler, "timesteps", None)
+        if seen and seen[0] is timesteps:
+            return
+        found = noise_levels(scheduler, site.steps)
+        h = book.header
+        if found is not None and found[0] == h.noise_kind:
+            scale = max(abs(level) for level in h.noise) or 1.0
+            for step, (own, here) in enumerate(zip(h.noise, found[1], strict=True)):
+                if abs(own - here) <= CLOSE * scale:
+                    continue
+                text = (
+                    f"step {step} of the book is at noise level {own:.4g} ({h.noise_kind}), here "
+                    f"at {here:.4g}: the schedule is another one (its flow shift?); make a book "
+                    f"that fits with book.resample(steps=[the {site.steps} levels of this run])"
+                )
+                if not h.noise_assumed:
+                    raise ValueError(text)
+                log.warning("jali: %s", text)
+                break
+        seen[:] = [timesteps]
+
+    return check
+
+
+def transformers_of(pipe: Any) -> dict[str, nn.Module]:
+    """The transformers of a pipeline by name (or the one that is given)."""
+    return dict(_transformers(pipe)[1])
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where the module computes: its hooks move weights there when it is offloaded."""
+    hook = getattr(module, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    if device is not None:
+        return torch.device(device if not isinstance(device, int) else f"cuda:{device}")
+    return next(module.parameters()).device

@@ -1,0 +1,1 @@
+"""What is read: plans, budgets, scores of blocks and the rules that select them."""

@@ -1,4 +1,0 @@
-"""How good the clips are: reading and writing them, metrics, and whole folders compared.
-
-Nothing is imported here, so that `jali.quality.metric` does not load a video library.
-"""

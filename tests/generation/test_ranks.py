@@ -1,0 +1,59 @@
+"""Several processes for one clip: the same clip, written once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("av")
+
+from jali.clips.clip import read_clip
+from jali.generation import Settings, produce, read_gallery
+from jali.generation.ranks import check_ranks
+
+
+def test_two_ranks_make_the_clip_of_one(
+    checkpoint: Path, pipe: Any, settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("rank.py")
+    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(script), "2", str(checkpoint), str(tmp_path / "two")],
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in running:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    two = read_gallery(tmp_path / "two")
+    assert two.settings.context_parallel == 2
+    one = produce(pipe, ["a red ball"], settings(), tmp_path / "one")
+    frames = [read_clip(run.path(run.clips[0].lossless)).frames for run in (one, two)]
+    apart = (frames[0].int() - frames[1].int()).abs()
+    assert int(apart.max()) <= 1  # sums in another order may round the other way
+    assert one.clips[0].sparse_calls == two.clips[0].sparse_calls > 0
+
+
+def test_a_wrong_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"torchrun --nproc-per-node 4 -m jali generate"):
+        check_ranks(Settings("nano", context_parallel=4))
+    with pytest.raises(ValueError, match=r"tensor_parallel 2 needs 2 processes"):
+        check_ranks(Settings("nano", tensor_parallel=2))
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(ValueError, match=r"8 processes, but the run is for 1: give --context-par"):
+        check_ranks(Settings("nano"))
+    check_ranks(Settings("nano", context_parallel=8))
