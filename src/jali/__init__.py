@@ -5,6 +5,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from jali import moved
 from jali.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -151,3 +152,4 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+moved.install()
