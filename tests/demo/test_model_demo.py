@@ -189,7 +189,7 @@ def test_without_weights_the_tensors_are_shown(
     jali: Jali, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from jali.evaluation.demo import tensors
-    from jali.integration import registry
+    from jali.integration.models import registry
 
     monkeypatch.setattr(registry.ModelCard, "place", property(lambda _: str(tmp_path / "nowhere")))
     monkeypatch.setattr(tensors, "QUICK", (2, 8, 8))

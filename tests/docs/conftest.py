@@ -49,8 +49,8 @@ def small(
     from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
 
     from jali.backends import BACKENDS
-    from jali.integration import models
     from jali.integration.families import FAMILIES
+    from jali.integration.models import pipeline as models
 
     load, generate = models.load_pipeline, models.generate_video
     calibration = importlib.import_module("jali.maskbook.calibration")

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 import checkpoints
 
 from jali import presets
-from jali.integration import models
+from jali.integration.models import pipeline as models
 from jali.integration.models.checkpoint import lora_source
 from jali.integration.models.registry import model_card
 

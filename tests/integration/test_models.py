@@ -21,7 +21,7 @@ import checkpoints
 import tiny
 
 import jali
-from jali.integration import registry
+from jali.integration.models import registry
 from jali.integration.models.checkpoint import LoraSource, lora_source
 from jali.integration.models.intact import write_checksums
 from jali.integration.models.pipeline import (

@@ -137,7 +137,7 @@ class TestMake:
 class TestCalibrate:
     @pytest.fixture
     def words(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-        from jali.integration import models
+        from jali.integration.models import pipeline as models
 
         monkeypatch.setattr(models, "load_pipeline", lambda *_, **__: tiny.wan())
         (tmp_path / "prompts.txt").write_text("a cat\n\n# not this\na dog\na bird\n")
