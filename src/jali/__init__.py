@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jali.attend import attend as attend
     from jali.functional import sparse_attention as sparse_attention
     from jali.integration.autoregressive import autoregressive_mode as autoregressive_mode
+    from jali.integration.backend_name import register_backend as register_backend
     from jali.integration.config import SparseAttentionConfig as SparseAttentionConfig
     from jali.integration.families import register_family as register_family
     from jali.integration.models.pipeline import generate_video as generate_video
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from jali.integration.modes import apply_sparse_attention as apply_sparse_attention
     from jali.integration.modes import make_step_callback as make_step_callback
     from jali.integration.modes import sparse_processor_mode as sparse_processor_mode
-    from jali.integration.named import register_backend as register_backend
     from jali.maskbook import MaskBook as MaskBook
     from jali.maskbook.calibration import calibrate as calibrate
     from jali.maskbook.mode import cached_processor_mode as cached_processor_mode
@@ -125,7 +125,7 @@ _LAZY = {
     "make_method": "jali.methods",
     "make_step_callback": "jali.integration.modes",
     "presets": "jali.presets",
-    "register_backend": "jali.integration.named",
+    "register_backend": "jali.integration.backend_name",
     "register_family": "jali.integration.families",
     "sparse_attention": "jali.functional",
     "sparse_processor_mode": "jali.integration.modes",

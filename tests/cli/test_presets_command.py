@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jali.presets import load_preset, presets
-from jali.presets.plain import read_method
+from jali.presets.method import read_method
 
 Jali = Callable[..., Any]
 

@@ -23,7 +23,7 @@ import tiny
 import jali
 from jali.integration.models import registry
 from jali.integration.models.checkpoint import LoraSource, lora_source
-from jali.integration.models.intact import write_checksums
+from jali.integration.models.integrity import write_checksums
 from jali.integration.models.pipeline import (
     Strides,
     check_size,
@@ -416,7 +416,7 @@ def test_a_hub_id_from_the_cache(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(OSError, match=r"cannot load wan-t2v-1.3b from the hub id Wan-AI/.*path="):
         load_pipeline(WAN, device="cpu")
-    cached_repo(tmp_path, model_card(WAN).place, folders[WAN])
+    cached_repo(tmp_path, model_card(WAN).location, folders[WAN])
     cached_repo(tmp_path, "me/my-wan", folders[WAN])
     expected = load(WAN, folders).transformer.state_dict()
     for pipe in (load_pipeline(WAN, device="cpu"), load_pipeline(WAN, path="me/my-wan")):
@@ -487,7 +487,7 @@ def test_nano_comes_with_the_package(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = model_card("nano")
-    assert Path(card.place) == Path(jali.__file__).parent / "nano" / "weights"
+    assert Path(card.location) == Path(jali.__file__).parent / "nano" / "weights"
     largest = max(file.stat().st_size for file in folders["nano"].rglob("*") if file.is_file())
     assert largest <= 15e6
     monkeypatch.setattr(registry.resources, "files", lambda _package: tmp_path)

@@ -31,7 +31,7 @@ from jali import (
 )
 from jali.methods import METHODS, Method
 from jali.presets import Preset, load_preset, presets, read_file, resolve_model
-from jali.presets.plain import read_method, write_method
+from jali.presets.method import read_method, write_method
 
 # PSA's own table: section, preset, rule, upper bounds of ratios 1/2/4/8, key block, cap, order,
 # dense first steps, nominal density, and what the section says of the model.

@@ -67,10 +67,10 @@ def diagnosis(device: str | None = None) -> dict[str, Any]:
 
     from jali import __version__
     from jali.generation.machine import machine, versions
-    from jali.integration.models.checkpoint import device_of, dtype_of
+    from jali.integration.models.checkpoint import choose_device, choose_dtype
 
-    where = device_of(device)
-    dtype = dtype_of(None, where)
+    where = choose_device(device)
+    dtype = choose_dtype(None, where)
     facts: dict[str, Any] = {"type": where.type, **machine(where.type)}
     if where.type == "cuda":
         properties = torch.cuda.get_device_properties(where)

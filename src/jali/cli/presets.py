@@ -71,7 +71,7 @@ def _found(name: str | None, model: str | None, config: Path | None) -> list[Pre
 
 
 def _plain(preset: Preset) -> dict[str, Any]:
-    from jali.presets.plain import write_method
+    from jali.presets.method import write_method
 
     return {
         "name": preset.name,

@@ -74,12 +74,12 @@ class Settings:
         Whatever cannot be is refused here, before any weights are read. Device and precision are
         those of a pipeline that is given.
         """
-        from jali.integration.models.checkpoint import device_of, dtype_of
+        from jali.integration.models.checkpoint import choose_device, choose_dtype
         from jali.integration.models.registry import model_card
 
         card = model_card(self.model)
-        device = device_of(self.device)
-        dtype = dtype_of(self.dtype, device)
+        device = choose_device(self.device)
+        dtype = choose_dtype(self.dtype, device)
         if pipe is not None:
             # Of an offloaded pipeline, where it computes.
             own = getattr(pipe, "_execution_device", pipe.device)
@@ -110,7 +110,7 @@ class Settings:
     def chosen(self) -> Method:
         """The method with its schedule, exactly as it will run."""
         from jali.integration.modes import chosen_method
-        from jali.presets.plain import read_method
+        from jali.presets.method import read_method
 
         if self.attention is not None and self.masks is None:
             method = read_method(self.attention, "attention")
@@ -162,7 +162,7 @@ class Settings:
         """Plain values, as on a command line or in a manifest, become what the method takes."""
         if not self.options:
             return {}
-        from jali.presets.plain import read_method
+        from jali.presets.method import read_method
 
         made = read_method(
             {"method": self.method or "entropy", "options": dict(self.options)}, "the method"
@@ -210,7 +210,7 @@ def _inner(method: Method) -> Method:
 def _written(settings: Settings, method: Method) -> dict[str, Any]:
     """What the method says of itself, for the settings that name it."""
     from jali.methods import Dense, Schedule
-    from jali.presets.plain import write_method
+    from jali.presets.method import write_method
 
     schedule = method if isinstance(method, Schedule) else Schedule(method)
     inner = _inner(method)

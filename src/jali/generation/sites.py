@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jali.integration.run import Run
 from jali.integration.scene import Seen
-from jali.integration.stats import Row, Stats
+from jali.integration.stats import CallRow, Stats
 from jali.methods import Method
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
@@ -103,7 +103,7 @@ def sites_text(run: Run, stats: Stats, plans: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: CallRow) -> dict[str, Any]:
     return {
         "transformer": row.transformer,
         "layer": row.layer,

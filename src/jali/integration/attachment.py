@@ -66,7 +66,9 @@ def self_attentions(module: nn.Module) -> list[tuple[str, Any]]:
         ranks = getattr(attn.processor, "_parallel_config", None)
         if ranks is not None and ranks.context_parallel_config is not None:
             parallel.check(ranks)
-        reached = family.reach != "dispatcher" or hasattr(attn.processor, "_attention_backend")
+        reached = family.attention_call != "dispatcher" or hasattr(
+            attn.processor, "_attention_backend"
+        )
         if not reached and not isinstance(attn.processor, nn.Module):
             raise ValueError(
                 f"{name} has a {type(attn.processor).__name__}, which does not go through "
@@ -101,7 +103,9 @@ def attach(module: nn.Module, name: str, run: Run) -> Attachment:
                 kind = type(attn.processor).__name__
                 run.left_out.append(f"{name} layer {layer}: {kind} has weights and stays dense")
                 continue
-            ours = sparse(attn.processor, run, run.number, len(run.places) - 1, family.reach)
+            ours = sparse(
+                attn.processor, run, run.number, len(run.places) - 1, family.attention_call
+            )
             made.processors.append((attn, ours))
             _put(attn, ours)
         made.new_registry = listen(module, stage.hook)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from jali.backends import check_name
 from jali.methods import Method
 from jali.presets import Preset
-from jali.presets.plain import (
+from jali.presets.method import (
     METHOD_KEYS,
     Fields,
     a_text,

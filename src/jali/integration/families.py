@@ -10,8 +10,8 @@ from typing import Any
 from jali.integration.geometry import Geometry, ImageIds, LatentShape, NamedSizes, ShapeList
 from jali.tokens.grid import Box, Text, TokenGrid
 
-# How q, k and v reach us: through diffusers' dispatcher, or through a `__call__` of our own.
-REACHES = ("dispatcher", "cogvideox", "hunyuan15")
+# How q, k and v come to us: through diffusers' dispatcher, or a `__call__` of our own.
+ATTENTION_CALLS = ("dispatcher", "cogvideox", "hunyuan15")
 BRANCHES: Mapping[str, str] = MappingProxyType(
     {
         "cond": "cond",
@@ -37,14 +37,17 @@ class Family:
     layers: str
     geometry: Geometry = field(default_factory=LatentShape)
     text: str = "none"
-    reach: str = "dispatcher"
+    attention_call: str = "dispatcher"
     branches: Mapping[str, str] = field(default_factory=lambda: BRANCHES)
 
     def __post_init__(self) -> None:
         if self.text not in ("none", "front", "back"):
             raise ValueError(f"text must be 'none', 'front' or 'back', got {self.text!r}")
-        if self.reach not in REACHES:
-            raise ValueError(f"reach must be one of {', '.join(REACHES)}, got {self.reach!r}")
+        if self.attention_call not in ATTENTION_CALLS:
+            raise ValueError(
+                f"attention_call must be one of {', '.join(ATTENTION_CALLS)}, "
+                f"got {self.attention_call!r}"
+            )
         if not isinstance(self.geometry, Geometry):
             raise TypeError(f"geometry must be a Geometry, got {self.geometry!r}")
 
@@ -77,7 +80,7 @@ _TABLE = (
         _FIRST,
         LatentShape(axes=(1, 3, 4)),
         text="front",
-        reach="cogvideox",
+        attention_call="cogvideox",
     ),
     Family("HunyuanVideo", "HunyuanVideoTransformer3DModel", _TWO, text="back"),
     Family(
@@ -85,7 +88,7 @@ _TABLE = (
         "HunyuanVideo15Transformer3DModel",
         _ONE,
         text="back",
-        reach="hunyuan15",
+        attention_call="hunyuan15",
     ),
     Family("LTX-Video", "LTXVideoTransformer3DModel", _FIRST, NamedSizes()),
     Family("LTX-2", "LTX2VideoTransformer3DModel", _FIRST, NamedSizes()),

@@ -14,7 +14,7 @@ from torch import nn
 from jali.backends import check_name
 from jali.integration.attachment import Attachment, attach, self_attentions, unwrapped
 from jali.integration.clock import Clock
-from jali.integration.models.recognition import check_preset, preset_for
+from jali.integration.models.preset import check_preset, preset_for
 from jali.integration.run import Run
 from jali.integration.stats import Stats
 from jali.methods import METHODS, Dense, Method, Schedule, make_method, near

@@ -12,7 +12,7 @@ from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor
 
 from jali.integration import operator, parallel
-from jali.integration.registration import enrol
+from jali.integration.registration import add_backend_name
 
 RUN_BACKEND = "_jali_run"  # the underscore marks it private, as in diffusers
 
@@ -59,10 +59,10 @@ class SparseProcessor:
     jali_place: Tensor
 
 
-def sparse(stock: Any, owner: Any, run: Tensor, place: int, reach: str) -> SparseProcessor:
+def sparse(stock: Any, owner: Any, run: Tensor, place: int, attention_call: str) -> SparseProcessor:
     """A processor like `stock`, whose attention belongs to a run."""
     kind: Any = type(stock)
-    made = _class(kind, reach)()
+    made = _class(kind, attention_call)()
     made.__dict__.update({n: x for n, x in vars(stock).items() if n != "_attention_backend"})
     made.jali_stock, made.jali_owner = stock, owner
     made.jali_run, made.jali_place = run, torch.tensor(place)
@@ -81,17 +81,17 @@ def carry_over(ours: Any) -> Any:
 
 
 @functools.cache
-def _class(base: type, reach: str) -> type:
+def _class(base: type, attention_call: str) -> type:
     """A subclass of the stock processor, so that everything else stays diffusers' code."""
     body: dict[str, Any] = {"__init__": _made_elsewhere, "__module__": __name__}
-    if reach == "dispatcher":
+    if attention_call == "dispatcher":
         call = _through_dispatcher(base)
     else:
-        call = {"cogvideox": _cogvideox, "hunyuan15": _hunyuan15}[reach]
+        call = {"cogvideox": _cogvideox, "hunyuan15": _hunyuan15}[attention_call]
     # The signature must stay: models drop arguments that it does not name.
     body["__call__"] = functools.wraps(base.__call__)(call)
     if hasattr(base, "_attention_backend"):
-        member = enrol(RUN_BACKEND, attend_here, context_parallel=True)
+        member = add_backend_name(RUN_BACKEND, attend_here, context_parallel=True)
         body["_attention_backend"] = property(lambda self: member, _set_dense)  # noqa: ARG005
     return type(f"Sparse{base.__name__}", (SparseProcessor, base), body)
 

@@ -9,7 +9,9 @@ from diffusers import __version__ as diffusers_version
 from diffusers.models import attention_dispatch
 
 
-def enrol(name: str, function: Callable[..., Any], context_parallel: bool = False) -> Any:
+def add_backend_name(
+    name: str, function: Callable[..., Any], context_parallel: bool = False
+) -> Any:
     """The enum member of `name`, made the first time.
 
     diffusers has a closed enum and no call to extend it; adding a member by hand is what other

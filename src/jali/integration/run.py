@@ -26,7 +26,7 @@ from jali.integration.parallel import (
     ulysses_ranks,
 )
 from jali.integration.scene import Course, Scene, Seen, Stage
-from jali.integration.stats import Record, Stats, Work, first_bad, read
+from jali.integration.stats import CallRecord, CallWork, Stats, first_not_finite, read_records
 from jali.integration.stopwatch import Stopwatch, now
 from jali.methods import Dense, Entropy, Method, Schedule
 from jali.planning.plan import BlockPlan
@@ -63,7 +63,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.number = enter(self)
-        self.records: list[Record] = []
+        self.records: list[CallRecord] = []
         self._ended = False
         self._told: set[str] = set()
         self._methods: dict[Ranks, Method] = {}
@@ -114,7 +114,7 @@ class Run:
                 moment = scene.moment
                 total = out.detach().sum(dtype=torch.float32)
                 self.records.append(
-                    Record(here.name, -1, moment.step, moment.branch, 0, "", "", None, total)
+                    CallRecord(here.name, -1, moment.step, moment.branch, 0, "", "", None, total)
                 )
 
     def finish(self) -> None:
@@ -128,7 +128,7 @@ class Run:
 
     def check(self) -> None:
         """Raise or warn where something was not finite, naming the first place."""
-        if self.finite == "off" or (bad := first_bad(self.records)) is None:
+        if self.finite == "off" or (bad := first_not_finite(self.records)) is None:
             return
         where = "the model's output" if bad.layer < 0 else f"the attention of layer {bad.layer}"
         kind = "" if bad.layer < 0 else f" ({'sparse' if bad.reason is None else 'dense'})"
@@ -311,10 +311,10 @@ class Run:
         why: str | None, ran: BlockPlan | None = None,
     ) -> None:  # fmt: skip
         _, tokens, heads, _ = out.shape
-        work = None if ran is None else Work(ran.ratios, ran.tally, ran.layout.pairs)
+        work = None if ran is None else CallWork(ran.ratios, ran.tally, ran.layout.pairs)
         total = None if self.finite == "off" else out.sum(dtype=torch.float32)
         self.records.append(
-            Record(
+            CallRecord(
                 stage.name, site.layer, site.step, site.branch, tokens, backend, why, work, total,
                 heads,
             )
@@ -329,7 +329,7 @@ class Run:
 
     def stats(self) -> Stats:
         """The latest generation. Waits for the device."""
-        rows = read([r for r in self.records if r.layer >= 0])
+        rows = read_records([r for r in self.records if r.layer >= 0])
         return Stats(
             method=_name(self.method),
             budget=self.budget,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Work(NamedTuple):
+class CallWork(NamedTuple):
     """Blocks read at each ratio, per sample and head [R, B|1, H|1], and how many there are."""
 
     ratios: tuple[int, ...]
@@ -20,7 +20,7 @@ class Work(NamedTuple):
 
 
 @dataclass(slots=True)
-class Record:
+class CallRecord:
     """One attention call. Numbers stay on the device until someone asks for them."""
 
     transformer: str
@@ -30,13 +30,13 @@ class Record:
     tokens: int
     backend: str
     reason: str | None  # why it was dense; None where it was sparse
-    work: Work | None = None  # None where it was dense
+    work: CallWork | None = None  # None where it was dense
     total: Tensor | None = None  # sum of the output: not finite where any of it is not
     heads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CallRow:
     """One attention call, as plain values."""
 
     transformer: str
@@ -56,7 +56,7 @@ class Stats:
 
     method: str
     budget: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[CallRow, ...]
     predicted: float | None = None
     measured: float | None = None
     notes: tuple[str, ...] = ()
@@ -105,14 +105,14 @@ class Stats:
     __str__ = line
 
 
-def read(records: list[Record]) -> tuple[Row, ...]:
+def read_records(records: list[CallRecord]) -> tuple[CallRow, ...]:
     """Records as rows. Waits for the device, once."""
     counts = _host([r.work.tally for r in records if r.work is not None])
     rows = []
     for r in records:
         heads = (1.0,) * r.heads if r.work is None else _costs(r.work, counts, r.heads)
         rows.append(
-            Row(
+            CallRow(
                 r.transformer, r.layer, r.step, r.branch, r.tokens, sum(heads) / len(heads),
                 r.backend, r.reason, heads,
             )
@@ -120,7 +120,7 @@ def read(records: list[Record]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _costs(work: Work, counts: Iterator[float], heads: int) -> tuple[float, ...]:
+def _costs(work: CallWork, counts: Iterator[float], heads: int) -> tuple[float, ...]:
     """The cost of every head. One plan may serve all heads, or all samples."""
     found = [0.0] * heads
     _, samples, planned = work.tally.shape
@@ -132,7 +132,7 @@ def _costs(work: Work, counts: Iterator[float], heads: int) -> tuple[float, ...]
     return tuple(found)
 
 
-def first_bad(records: list[Record]) -> Record | None:
+def first_not_finite(records: list[CallRecord]) -> CallRecord | None:
     """The first call whose output was not finite. Waits for the device, once."""
     checked = [r for r in records if r.total is not None]
     totals = _host([r.total for r in checked if r.total is not None])

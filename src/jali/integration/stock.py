@@ -17,7 +17,7 @@ def attention(
     backend: Any,
 ) -> Tensor:  # fmt: skip
     """[B, S, H, D] -> like q, by the backend the user chose in diffusers (None: its default)."""
-    if family.reach == "cogvideox":  # never asks the dispatcher
+    if family.attention_call == "cogvideox":  # never asks the dispatcher
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=False, scale=scale

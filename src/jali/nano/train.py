@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jali.integration.models.intact import write_checksums
+from jali.integration.models.integrity import write_checksums
 from jali.nano import config
 from jali.nano.autoencoder import decode_whole, encode_whole
 from jali.nano.film import film

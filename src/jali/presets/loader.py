@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from jali.methods import Dense, Method, Psa, Schedule, near
-from jali.presets.plain import (
+from jali.presets.method import (
     METHOD_KEYS,
     Fields,
     a_bool,

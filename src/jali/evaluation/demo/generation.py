@@ -46,7 +46,7 @@ def why_not(path: str | None = None) -> str | None:
     for package, extra in PACKAGES.items():
         if importlib.util.find_spec(package) is None:
             return f"the model needs {package} (pip install 'jali[{extra}]')"
-    folder = Path(model_card(MODEL).place)
+    folder = Path(model_card(MODEL).location)
     if path is None and not (folder / "model_index.json").is_file():
         return f"this installation came without the weights of {MODEL}"
     return None

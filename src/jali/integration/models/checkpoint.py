@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from jali.integration.models.intact import check_intact
+from jali.integration.models.integrity import check_integrity
 from jali.integration.models.registry import ModelCard, matching, mismatch
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -28,7 +28,7 @@ _DTYPES = {
 }
 
 
-def device_of(device: str | torch.device | None) -> torch.device:
+def choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(device)
@@ -47,7 +47,7 @@ def check_offload(offload: bool | str, device: torch.device) -> None:
         )
 
 
-def dtype_of(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
     if dtype is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
@@ -63,7 +63,7 @@ def dtype_argument(diffusers: Any) -> str:
     return "dtype" if (major, minor) >= (0, 42) else "torch_dtype"
 
 
-def source_of(card: ModelCard, path: str | os.PathLike[str] | None) -> str:
+def find_checkpoint(card: ModelCard, path: str | os.PathLike[str] | None) -> str:
     """A folder that holds a pipeline, or a hub id. A folder is looked through: what is missing or
     damaged is named."""
     if path is None and card.hub is not None:
@@ -82,19 +82,19 @@ def source_of(card: ModelCard, path: str | os.PathLike[str] | None) -> str:
             f"{folder} holds no model_index.json, so it is not a diffusers pipeline; pass the "
             f"folder that does (converted checkpoints have 'Diffusers' in their name)"
         )
-    check_intact(folder)
+    check_integrity(folder)
     return str(folder)
 
 
 def _own_folder(card: ModelCard) -> str:
     """The folder of a model that comes with this package."""
-    folder = Path(card.place)
+    folder = Path(card.location)
     if not (folder / "model_index.json").is_file():
         raise FileNotFoundError(
             f"{folder / 'model_index.json'} is missing: this installation of jali came without the "
             f"weights of {card.name}; install it again, or pass path= with their folder"
         )
-    check_intact(folder)
+    check_integrity(folder)
     return str(folder)
 
 
@@ -120,7 +120,7 @@ def _json(card: ModelCard, source: str, name: str, hub: Mapping[str, Any]) -> Ma
     else:
         from huggingface_hub import hf_hub_download
 
-        with explained(card, source):
+        with explain_hub_errors(card, source):
             file = hf_hub_download(source, name, **hub)
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -130,7 +130,7 @@ def _json(card: ModelCard, source: str, name: str, hub: Mapping[str, Any]) -> Ma
 
 
 @contextlib.contextmanager
-def explained(card: ModelCard, source: str) -> Iterator[None]:
+def explain_hub_errors(card: ModelCard, source: str) -> Iterator[None]:
     """A hub that cannot be reached is the usual reason; say what to do."""
     try:
         yield
@@ -151,7 +151,7 @@ def explained(card: ModelCard, source: str) -> Iterator[None]:
 class LoraSource:
     """A repository or folder, and the file in it; no file means the usual one."""
 
-    place: str
+    location: str
     folder: str | None = None
     file: str | None = None
 
@@ -203,11 +203,11 @@ def load_lora(pipe: Any, sources: Sequence[LoraSource | None], hub: Mapping[str,
             continue
         second = {"load_into_transformer_2": True} if expert == "transformer_2" else {}
         pipe.load_lora_weights(
-            source.place, weight_name=source.file, subfolder=source.folder, adapter_name="jali",
+            source.location, weight_name=source.file, subfolder=source.folder, adapter_name="jali",
             **second, **hub,
         )  # fmt: skip
         # diffusers only warns where no weight of the file fits, and then generates without it.
         if "jali" not in getattr(getattr(pipe, expert), "peft_config", {}):
             raise ValueError(
-                f"no weight of the LoRA {source.file or source.place} fits this model's {expert}"
+                f"no weight of the LoRA {source.file or source.location} fits this model's {expert}"
             )

@@ -18,13 +18,13 @@ from jali.integration.models.checkpoint import (
     Lora,
     check_checkpoint,
     check_offload,
-    device_of,
+    choose_device,
+    choose_dtype,
     dtype_argument,
-    dtype_of,
-    explained,
+    explain_hub_errors,
+    find_checkpoint,
     load_lora,
     lora_sources,
-    source_of,
 )
 from jali.integration.models.registry import ModelCard, model_card
 
@@ -60,11 +60,11 @@ def load_pipeline(
     it is given).
     """
     card = model_card(name)
-    device = device_of(device)
+    device = choose_device(device)
     check_offload(cpu_offload, device)
-    weights = dtype_of(dtype, device)
+    weights = choose_dtype(dtype, device)
     adapters = None if lora is None else lora_sources(lora, card.experts)
-    source = source_of(card, path)
+    source = find_checkpoint(card, path)
     hub = {"revision": revision, "token": token, "local_files_only": local_files_only}
     check_checkpoint(card, source, hub)
 
@@ -72,7 +72,7 @@ def load_pipeline(
 
     loader: Any = diffusers.DiffusionPipeline
     kinds = {"default": weights, "vae": torch.float32} if card.vae_fp32 else weights
-    with explained(card, source):
+    with explain_hub_errors(card, source):
         pipe = loader.from_pretrained(source, **{dtype_argument(diffusers): kinds}, **hub)
     if adapters is not None:
         load_lora(pipe, adapters, {"token": token, "local_files_only": local_files_only})

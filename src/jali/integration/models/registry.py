@@ -89,7 +89,7 @@ class ModelCard:
         return self.fps is None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where its weights come from without a path: a hub id, or a folder of this package."""
         if self.hub is not None:
             return self.hub

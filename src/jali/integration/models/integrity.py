@@ -14,7 +14,7 @@ CHECKSUMS = "checksums.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5")
 
 
-def check_intact(folder: Path) -> None:
+def check_integrity(folder: Path) -> None:
     """Refuse a folder with a missing, cut off or damaged file, naming it.
 
     Every part that `model_index.json` names must be there, a model with weights, and all shards

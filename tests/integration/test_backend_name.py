@@ -11,7 +11,7 @@ import torch
 from test_compile import MODELS
 
 import jali
-from jali.integration import named
+from jali.integration import backend_name
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +45,13 @@ def test_by_name(family: str, monkeypatch: Any) -> None:
     pipe = build()
     expected = tiny.generate(pipe, call())
     calls: list[int] = []
-    whole = named.sparse_attention
+    whole = backend_name.sparse_attention
 
     def counted(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         calls.append(q.shape[1])
         return whole(q, *args, **kwargs)
 
-    monkeypatch.setattr(named, "sparse_attention", counted)
+    monkeypatch.setattr(backend_name, "sparse_attention", counted)
     jali.register_backend(pipe)
     pipe.transformer.set_attention_backend("jali")
     out = tiny.generate(pipe, call())
@@ -81,13 +81,13 @@ def stock(q: torch.Tensor, k: torch.Tensor, mask: Any = None) -> torch.Tensor:
 def test_short_or_masked_by_pairs_is_dense(caplog: Any) -> None:
     q, k = torch.randn(1, 64, 2, 16), torch.randn(1, 2048, 2, 16)
     long = torch.randn(1, 2048, 2, 16)
-    assert torch.equal(named.attend_by_name(q, k, k), stock(q, k))
-    assert torch.equal(named.attend_by_name(q, q, q), stock(q, q))
+    assert torch.equal(backend_name.attend_by_name(q, k, k), stock(q, k))
+    assert torch.equal(backend_name.attend_by_name(q, q, q), stock(q, q))
     assert not caplog.text
-    assert not torch.equal(named.attend_by_name(long, k, k), stock(long, k))
-    named._tell_of_masks.cache_clear()
+    assert not torch.equal(backend_name.attend_by_name(long, k, k), stock(long, k))
+    backend_name._tell_of_masks.cache_clear()
     for mask in (torch.ones(2048, 2048).tril().bool()[None, None], torch.randn(1, 1, 1, 2048)):
-        assert torch.equal(named.attend_by_name(long, k, k, mask), stock(long, k, mask))
+        assert torch.equal(backend_name.attend_by_name(long, k, k, mask), stock(long, k, mask))
     assert caplog.text.count("dense") == 1, "said, and once"
 
 
@@ -95,10 +95,10 @@ def test_hidden_keys_stay_hidden() -> None:
     q, k = torch.randn(2, 1, 2048, 2, 16)
     mask = torch.ones(1, 1, 1, 2048, dtype=torch.bool)
     mask[..., 1500:] = False
-    out = named.attend_by_name(q, k, k, mask)
+    out = backend_name.attend_by_name(q, k, k, mask)
     assert not torch.equal(out, stock(q, k, mask))
     k[:, 1500:] = 1e4
-    torch.testing.assert_close(named.attend_by_name(q, k, k, mask), out, atol=1e-5, rtol=0)
+    torch.testing.assert_close(backend_name.attend_by_name(q, k, k, mask), out, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["wan", "hunyuan-video"])

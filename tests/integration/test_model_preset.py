@@ -14,7 +14,7 @@ pytest.importorskip("diffusers")
 import tiny
 
 import jali
-from jali.integration.models.recognition import model_of, scale_of
+from jali.integration.models.preset import model_of, scale_of
 from jali.integration.models.registry import MODELS
 from jali.presets import Preset, VideoScale, load_preset
 from jali.tokens.grid import TokenGrid

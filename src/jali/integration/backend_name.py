@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from jali.functional import sparse_attention
 from jali.integration.attachment import unwrapped
 from jali.integration.families import family_of
-from jali.integration.registration import enrol
+from jali.integration.registration import add_backend_name
 
 log = logging.getLogger("jali")
 
@@ -36,14 +36,14 @@ def register_backend(target: Any = None) -> None:
     `apply_sparse_attention` does. Give a pipeline or transformer as `target` to be told where a
     name cannot make its attention sparse.
     """
-    enrol(NAME, attend_by_name)
+    add_backend_name(NAME, attend_by_name)
     if target is None:
         return
     module = target if isinstance(target, nn.Module) else getattr(target, "transformer", None)
     family = family_of(unwrapped(module))
-    if family.reach in _BEYOND:
+    if family.attention_call in _BEYOND:
         raise ValueError(
-            f"{family.name} {_BEYOND[family.reach]}; use jali.apply_sparse_attention or "
+            f"{family.name} {_BEYOND[family.attention_call]}; use jali.apply_sparse_attention or "
             f"jali.sparse_processor_mode"
         )
 
