@@ -13,6 +13,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-from real_slurm import cluster, place, slurm  # noqa: E402
+from real_slurm import cluster, results, slurm  # noqa: E402
 
-__all__ = ["cluster", "place", "slurm"]
+__all__ = ["cluster", "results", "slurm"]

@@ -10,7 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 
-from jali.experiments import Experiment, Place, run_experiment
+from jali.experiments import Experiment, Results, run_experiment
 from jali.experiments.stages import all_stages
 
 SMALL = {
@@ -25,7 +25,11 @@ def experiment(checkpoint: str, **changes: object) -> Experiment:
 
 
 def main(
-    checkpoint: str, place: Place, kill: str, env: Mapping[str, str], changes: Mapping[str, object]
+    checkpoint: str,
+    results: Results,
+    kill: str,
+    env: Mapping[str, str],
+    changes: Mapping[str, object],
 ) -> None:
     """`kill` names a stage and how far it is when this process is killed."""
     os.environ.update(env)
@@ -39,4 +43,4 @@ def main(
         if f"{stage} {done}" == kill:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    run_experiment(experiment(checkpoint, **changes), place, all_stages(), told=told)
+    run_experiment(experiment(checkpoint, **changes), results, all_stages(), told=told)

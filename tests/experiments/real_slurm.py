@@ -1,4 +1,4 @@
-"""Fixtures of experiments: a place for results, and a real Slurm where there is one."""
+"""Fixtures of experiments: a folder for results, and a real Slurm where there is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jali.experiments.place import Place
+from jali.experiments.results import Results
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "slurm"
 FOLDER = Path(os.environ.get("JALI_SLURM_DIR", "/tmp/jali-slurm"))
@@ -20,8 +20,8 @@ PROGRAMS = ("sbatch", "slurmctld", "slurmd", "munged")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "results", tmp_path / "logs")
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results", tmp_path / "logs")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from jali.experiments.collect import collect, write
 from jali.experiments.experiment import Experiment
 from jali.experiments.job import run_experiment
 from jali.experiments.page import pareto
-from jali.experiments.place import Place
+from jali.experiments.results import Results
 from jali.experiments.track import check_tracker
 
 E = Experiment(tag="b", model="nano", height=128, width=128, num_frames=33, steps=4, budget=0.5)
@@ -28,22 +28,22 @@ TAGS = ("b", "a", "c")
 
 
 @pytest.fixture
-def done(place: Place) -> Place:
+def done(results: Results) -> Results:
     for tag, budget in zip(TAGS, (0.5, 0.3, 0.7), strict=True):
-        run_experiment(replace(E, tag=tag, budget=budget), place, fake.stages())
-    return place
+        run_experiment(replace(E, tag=tag, budget=budget), results, fake.stages())
+    return results
 
 
-def test_the_same_files_give_the_same_bytes(done: Place, tmp_path: Path) -> None:
+def test_the_same_files_give_the_same_bytes(done: Results, tmp_path: Path) -> None:
     first = [path.read_bytes() for path in write(collect(done, TAGS), tmp_path / "one")]
     again = [path.read_bytes() for path in write(collect(done, reversed(TAGS)), tmp_path / "two")]
     assert first == again
-    moved = Place(tmp_path / "elsewhere", tmp_path / "logs")
+    moved = Results(tmp_path / "elsewhere", tmp_path / "logs")
     shutil.copytree(done.results, moved.results)
     assert [p.read_bytes() for p in write(collect(moved, TAGS), tmp_path / "three")] == first
 
 
-def test_rows_are_sorted_and_complete(done: Place) -> None:
+def test_rows_are_sorted_and_complete(done: Results) -> None:
     table = collect(done, [*TAGS, "a"])
     assert [row["tag"] for row in table.rows] == ["a", "b", "c"]
     rows = list(csv.DictReader(io.StringIO(table.to_csv())))
@@ -53,7 +53,7 @@ def test_rows_are_sorted_and_complete(done: Place) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"rows": [{"variant": "entropy"}]}', "\x00"])
-def test_a_damaged_result_is_left_out_and_said(done: Place, damage: str) -> None:
+def test_a_damaged_result_is_left_out_and_said(done: Results, damage: str) -> None:
     done.quality("b").write_text(damage)
     table = collect(done, TAGS)
     assert [row["tag"] for row in table.rows] == ["a", "c"]
@@ -61,7 +61,7 @@ def test_a_damaged_result_is_left_out_and_said(done: Place, damage: str) -> None
     assert str(done.results) not in table.to_json()
 
 
-def test_what_is_not_done_is_left_out_and_said(done: Place) -> None:
+def test_what_is_not_done_is_left_out_and_said(done: Results) -> None:
     fake.trouble(done.results, "d", "quality-1", "raise")
     with pytest.raises(RuntimeError):
         run_experiment(replace(E, tag="d"), done, fake.stages())
@@ -96,7 +96,7 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_stands_alone(done: Place) -> None:
+def test_the_page_stands_alone(done: Results) -> None:
     text = collect(done, [*TAGS, "nothing"]).to_html()
     page = Page()
     page.feed(text)
@@ -109,7 +109,7 @@ def test_the_page_stands_alone(done: Place) -> None:
     assert "nothing: there is no such experiment" in text
 
 
-def test_names_are_text_and_not_markup(done: Place) -> None:
+def test_names_are_text_and_not_markup(done: Results) -> None:
     table = collect(done, TAGS)
     rows = tuple({**row, "variant": "<b>x</b>"} for row in table.rows)
     text = replace(table, rows=rows, left_out={"a": "<i>"}).to_html()
@@ -118,7 +118,7 @@ def test_names_are_text_and_not_markup(done: Place) -> None:
 
 
 def test_an_empty_table_is_a_table() -> None:
-    table = collect(Place(Path("/nonexistent"), Path("/nonexistent")), [])
+    table = collect(Results(Path("/nonexistent"), Path("/nonexistent")), [])
     assert table.rows == ()
     assert table.to_csv().startswith("tag,model,")
     assert "0 sparse runs" in table.to_html()
@@ -146,11 +146,11 @@ class Tracker(types.ModuleType):
         self.calls.append(("finish", None))
 
 
-def test_rows_also_go_to_a_tracker(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_also_go_to_a_tracker(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = Tracker()
     monkeypatch.setitem(sys.modules, "trackio", tracker)
     assert check_tracker("trackio") == "trackio"
-    run_experiment(E, place, fake.stages(), track="trackio")
+    run_experiment(E, results, fake.stages(), track="trackio")
     (first, facts), (second, row), (third, _) = tracker.calls
     assert (first, second, third) == ("init", "log", "finish")
     assert facts["name"] == "b"
@@ -159,14 +159,14 @@ def test_rows_also_go_to_a_tracker(place: Place, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_tracker_that_fails_costs_no_results(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    results: Results, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = Tracker(fails=True)
     monkeypatch.setitem(sys.modules, "trackio", tracker)
-    run_experiment(E, place, fake.stages(), track="trackio")
+    run_experiment(E, results, fake.stages(), track="trackio")
     assert "did not reach trackio: nobody there" in caplog.text
     assert tracker.calls[-1][0] == "finish"
-    assert collect(place, ["b"]).left_out == {}
+    assert collect(results, ["b"]).left_out == {}
 
 
 def test_a_tracker_that_is_not_there_is_refused_first() -> None:

@@ -21,196 +21,198 @@ from fake import eventually
 from jali.experiments.experiment import Experiment
 from jali.experiments.job import OtherSettingsError, read_config, run_experiment
 from jali.experiments.journal import Entry
-from jali.experiments.place import Place
-from jali.experiments.status import standings
+from jali.experiments.results import Results
+from jali.experiments.status import read_status
 
 E = Experiment(tag="a", model="nano", budget=0.5)
 STAGES = ("calibrate", "benchmark", "quality", "report")
 CHILD = """
 import sys
-from jali.experiments import Experiment, Place, run_experiment
+from jali.experiments import Experiment, Results, run_experiment
 import fake
-place = Place(sys.argv[1], sys.argv[2])
+results = Results(sys.argv[1], sys.argv[2])
 stages = fake.stages(float(sys.argv[3]))
-run_experiment(Experiment(tag="a", model="nano", budget=0.5), place, stages)
+run_experiment(Experiment(tag="a", model="nano", budget=0.5), results, stages)
 """
 
 
-def run(place: Place, experiment: Experiment = E, **options: bool) -> None:
-    run_experiment(experiment, place, fake.stages(), **options)
+def run(results: Results, experiment: Experiment = E, **options: bool) -> None:
+    run_experiment(experiment, results, fake.stages(), **options)
 
 
-def child(place: Place, seconds: float = 0.0) -> subprocess.Popen[bytes]:
-    arguments = [str(place.results), str(place.logs), str(seconds)]
+def child(results: Results, seconds: float = 0.0) -> subprocess.Popen[bytes]:
+    arguments = [str(results.root), str(results.logs), str(seconds)]
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE
     )
 
 
-def state(place: Place, tag: str = "a") -> str:
-    return standings(place, [tag])[0].state
+def state(results: Results, tag: str = "a") -> str:
+    return read_status(results, [tag])[0].state
 
 
-def test_everything_is_where_esa_puts_it(place: Place) -> None:
-    run(place)
-    folder = place.results / "a"
+def test_everything_is_where_esa_puts_it(results: Results) -> None:
+    run(results)
+    folder = results.root / "a"
     assert {"config.json", "speed.json", "quality.json"} <= {p.name for p in folder.iterdir()}
-    assert "calibrate: done in" in (place.logs / "a.log").read_text()
-    assert read_config(place, "a") == E
-    assert state(place) == "done"
+    assert "calibrate: done in" in (results.logs / "a.log").read_text()
+    assert read_config(results, "a") == E
+    assert state(results) == "done"
     assert not (folder / "lock.json").exists()
 
 
-def test_a_finished_experiment_is_not_done_again(place: Place) -> None:
-    run(place)
-    before = fake.ran(place.results)
-    files = {p: p.read_bytes() for p in place.folder("a").rglob("*.json") if p.name != "state.json"}
-    run(place)
-    assert fake.ran(place.results) == before
+def test_a_finished_experiment_is_not_done_again(results: Results) -> None:
+    run(results)
+    before = fake.ran(results.root)
+    files = {
+        p: p.read_bytes() for p in results.folder("a").rglob("*.json") if p.name != "state.json"
+    }
+    run(results)
+    assert fake.ran(results.root) == before
     assert all(path.read_bytes() == content for path, content in files.items())
-    entry = Entry.read(place.state("a"))
+    entry = Entry.read(results.state("a"))
     assert entry is not None
     assert set(entry.stages.values()) == {"kept"}
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("unit", [0, 2])
-def test_killed_anywhere_it_goes_on_from_there(place: Place, stage: str, unit: int) -> None:
-    fake.trouble(place.results, "a", f"{stage}-{unit}", "kill")
-    died = child(place)
+def test_killed_anywhere_it_goes_on_from_there(results: Results, stage: str, unit: int) -> None:
+    fake.trouble(results.root, "a", f"{stage}-{unit}", "kill")
+    died = child(results)
     assert died.wait(60) == -signal.SIGKILL
-    assert state(place) == "lost"
-    begun = fake.ran(place.results)
+    assert state(results) == "lost"
+    begun = fake.ran(results.root)
     assert begun[-1] == ("a", stage, unit)
-    run(place)
-    assert state(place) == "done"
-    again = fake.ran(place.results)[len(begun) :]
+    run(results)
+    assert state(results) == "done"
+    again = fake.ran(results.root)[len(begun) :]
     assert again[0] == ("a", stage, unit)  # only the unit in progress is done twice
     expected = [("a", s, u) for s in STAGES for u in range(fake.UNITS)]
     assert begun[:-1] + again == expected
 
 
-def test_the_same_as_if_nothing_had_happened(place: Place, tmp_path: Path) -> None:
-    fake.trouble(place.results, "a", "quality-1", "kill")
-    assert child(place).wait(60) == -signal.SIGKILL
-    run(place)
-    other = Place(tmp_path / "other", tmp_path / "other-logs")
+def test_the_same_as_if_nothing_had_happened(results: Results, tmp_path: Path) -> None:
+    fake.trouble(results.root, "a", "quality-1", "kill")
+    assert child(results).wait(60) == -signal.SIGKILL
+    run(results)
+    other = Results(tmp_path / "other", tmp_path / "other-logs")
     run(other)
     for name in ("config.json", "speed.json", "quality.json"):
-        assert (place.folder("a") / name).read_bytes() == (other.folder("a") / name).read_bytes()
+        assert (results.folder("a") / name).read_bytes() == (other.folder("a") / name).read_bytes()
 
 
-def test_a_failure_is_told_and_resumed(place: Place) -> None:
-    fake.trouble(place.results, "a", "benchmark-1", "raise")
+def test_a_failure_is_told_and_resumed(results: Results) -> None:
+    fake.trouble(results.root, "a", "benchmark-1", "raise")
     with pytest.raises(RuntimeError, match="told to fail"):
-        run(place)
-    (row,) = standings(place, ["a"])
+        run(results)
+    (row,) = read_status(results, ["a"])
     assert (row.state, row.stage) == ("failed", "benchmark")
     assert "the fake stage was told to fail" in row.why
-    assert "told to fail" in (place.logs / "a.log").read_text()
-    run(place)
-    assert state(place) == "done"
-    assert standings(place, ["a"])[0].attempts == 2
+    assert "told to fail" in (results.logs / "a.log").read_text()
+    run(results)
+    assert state(results) == "done"
+    assert read_status(results, ["a"])[0].attempts == 2
 
 
-def test_ctrl_c_and_sigterm_leave_no_lock(place: Place) -> None:
-    fake.trouble(place.results, "a", "benchmark-1", "interrupt")
+def test_ctrl_c_and_sigterm_leave_no_lock(results: Results) -> None:
+    fake.trouble(results.root, "a", "benchmark-1", "interrupt")
     with pytest.raises(KeyboardInterrupt):
-        run(place)
-    assert state(place) == "failed"
-    assert not place.lock("a").exists()
-    fake.trouble(place.results, "a", "quality-1", "hang")
-    running = child(place)
-    eventually(lambda: ("a", "quality", 1) in fake.ran(place.results))
-    assert state(place) == "running"
+        run(results)
+    assert state(results) == "failed"
+    assert not results.lock("a").exists()
+    fake.trouble(results.root, "a", "quality-1", "hang")
+    running = child(results)
+    eventually(lambda: ("a", "quality", 1) in fake.ran(results.root))
+    assert state(results) == "running"
     running.terminate()
     assert running.wait(20) != 0
-    assert "SIGTERM" in standings(place, ["a"])[0].why
-    assert not place.lock("a").exists()
-    run(place)
-    assert state(place) == "done"
+    assert "SIGTERM" in read_status(results, ["a"])[0].why
+    assert not results.lock("a").exists()
+    run(results)
+    assert state(results) == "done"
 
 
-def test_changed_inputs_redo_what_depends_on_them(place: Place) -> None:
-    run(place)
-    (place.folder("a") / "calibrate.json").write_text("{}")  # no longer what the stage wrote
-    before = len(fake.ran(place.results))
-    run(place)
-    entry = Entry.read(place.state("a"))
+def test_changed_inputs_redo_what_depends_on_them(results: Results) -> None:
+    run(results)
+    (results.folder("a") / "calibrate.json").write_text("{}")  # no longer what the stage wrote
+    before = len(fake.ran(results.root))
+    run(results)
+    entry = Entry.read(results.state("a"))
     assert entry is not None
     assert entry.stages["calibrate"] == "done"
     # It came out the same, so what reads it is unchanged.
     assert entry.stages["quality"] == "kept"
-    assert len(fake.ran(place.results)) == before
-    run(place, replace(E, budget=0.25), overwrite=True)
-    entry = Entry.read(place.state("a"))
+    assert len(fake.ran(results.root)) == before
+    run(results, replace(E, budget=0.25), overwrite=True)
+    entry = Entry.read(results.state("a"))
     assert entry is not None
     assert entry.stages["calibrate"] == "kept"  # a budget is nothing to this one
     assert entry.stages["benchmark"] == "done"
 
 
-def test_another_experiment_under_the_same_tag_is_refused(place: Place) -> None:
-    run(place)
-    before = place.config("a").read_bytes()
+def test_another_experiment_under_the_same_tag_is_refused(results: Results) -> None:
+    run(results)
+    before = results.config("a").read_bytes()
     with pytest.raises(OtherSettingsError, match=r"budget 0.5, now 0.25.*another tag"):
-        run(place, replace(E, budget=0.25))
-    assert place.config("a").read_bytes() == before
-    assert state(place) == "done"
+        run(results, replace(E, budget=0.25))
+    assert results.config("a").read_bytes() == before
+    assert state(results) == "done"
 
 
 @pytest.mark.parametrize("name", ["speed.json", "quality.json"])
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"rows": []}', "\x00\xff"])
-def test_a_damaged_result_is_told_and_made_again(place: Place, name: str, damage: str) -> None:
-    run(place)
-    good = (place.folder("a") / name).read_bytes()
-    (place.folder("a") / name).write_text(damage)
-    (row,) = standings(place, ["a"])
+def test_a_damaged_result_is_told_and_made_again(results: Results, name: str, damage: str) -> None:
+    run(results)
+    good = (results.folder("a") / name).read_bytes()
+    (results.folder("a") / name).write_text(damage)
+    (row,) = read_status(results, ["a"])
     assert row.state == "damaged"
     assert name in row.why
-    run(place)
-    assert (place.folder("a") / name).read_bytes() == good
-    assert state(place) == "done"
+    run(results)
+    assert (results.folder("a") / name).read_bytes() == good
+    assert state(results) == "done"
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"kind": "jali-state", "version": 1}', "\x00"])
-def test_an_unreadable_state_is_not_the_end(place: Place, damage: str) -> None:
-    run(place)
-    place.state("a").write_text(damage)
-    assert state(place) == "damaged"
-    run(place)
-    assert state(place) == "done"
+def test_an_unreadable_state_is_not_the_end(results: Results, damage: str) -> None:
+    run(results)
+    results.state("a").write_text(damage)
+    assert state(results) == "damaged"
+    run(results)
+    assert state(results) == "done"
 
 
-def test_an_unreadable_config_is_not_guessed(place: Place) -> None:
-    run(place)
-    place.config("a").write_text("{")
-    assert state(place) == "damaged"
+def test_an_unreadable_config_is_not_guessed(results: Results) -> None:
+    run(results)
+    results.config("a").write_text("{")
+    assert state(results) == "damaged"
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
-        run(place)
-    run(place, overwrite=True)
-    assert state(place) == "done"
+        run(results)
+    run(results, overwrite=True)
+    assert state(results) == "done"
 
 
-def test_a_record_cannot_point_elsewhere(place: Place) -> None:
-    run(place)
-    path = place.record("a", "quality")
+def test_a_record_cannot_point_elsewhere(results: Results) -> None:
+    run(results)
+    path = results.record("a", "quality")
     record = json.loads(path.read_text())
     record["outputs"] = {"../../../etc/passwd": "0"}
     path.write_text(json.dumps(record))
-    assert state(place) == "damaged"
-    run(place)
-    assert state(place) == "done"
+    assert state(results) == "damaged"
+    run(results)
+    assert state(results) == "done"
 
 
-def test_a_full_disk_loses_nothing(place: Place) -> None:
-    fake.trouble(place.results, "a", "quality-1", "full")
+def test_a_full_disk_loses_nothing(results: Results) -> None:
+    fake.trouble(results.root, "a", "quality-1", "full")
     with pytest.raises(OSError, match="No space left"):
-        run(place)
-    (row,) = standings(place, ["a"])
+        run(results)
+    (row,) = read_status(results, ["a"])
     assert row.state == "failed"
     assert "no space left on the disk" in row.why
-    run(place)
-    assert fake.ran(place.results).count(("a", "calibrate", 0)) == 1
+    run(results)
+    assert fake.ran(results.root).count(("a", "calibrate", 0)) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
@@ -222,28 +224,28 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("this machine mounts no tmpfs")
     try:
-        place = Place(disk / "results", tmp_path / "logs")
-        run(place)
-        good = {path: path.read_bytes() for path in (place.speed("a"), place.quality("a"))}
+        results = Results(disk / "results", tmp_path / "logs")
+        run(results)
+        good = {path: path.read_bytes() for path in (results.speed("a"), results.quality("a"))}
         outcomes = set()
         for pages in range(8):
-            place.record("a", "quality").unlink(missing_ok=True)
+            results.record("a", "quality").unlink(missing_ok=True)
             fill(disk / "filler", pages)
-            outcomes.add(outcome(place))
+            outcomes.add(outcome(results))
             assert {path: path.read_bytes() for path in good} == good
-            assert not list(place.folder("a").rglob(".*.json.*-*"))  # no half of a new file
+            assert not list(results.folder("a").rglob(".*.json.*-*"))  # no half of a new file
             (disk / "filler").unlink()
-            run(place)
-            assert state(place) == "done"
+            run(results)
+            assert state(results) == "done"
         assert "ENOSPC" in outcomes
         assert outcomes <= {"ENOSPC", "done"}
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def outcome(place: Place) -> str:
+def outcome(results: Results) -> str:
     try:
-        run(place)
+        run(results)
     except OSError as error:
         return errno.errorcode[error.errno or 0]
     return "done"
@@ -261,12 +263,12 @@ def fill(path: Path, pages: int) -> None:
         os.close(handle)
 
 
-def test_progress_and_time_left_are_told(place: Place) -> None:
-    fake.trouble(place.results, "a", "quality-1", "hang")
-    running = child(place, 0.3)
+def test_progress_and_time_left_are_told(results: Results) -> None:
+    fake.trouble(results.root, "a", "quality-1", "hang")
+    running = child(results, 0.3)
     try:
-        eventually(lambda: ("a", "quality", 1) in fake.ran(place.results))
-        (row,) = standings(place, ["a"])
+        eventually(lambda: ("a", "quality", 1) in fake.ran(results.root))
+        (row,) = read_status(results, ["a"])
         assert (row.state, row.stage) == ("running", "quality")
         assert (row.done, row.total) in ((0, 0), (1, 3))
         assert 0.5 <= row.share < 0.75
@@ -277,31 +279,31 @@ def test_progress_and_time_left_are_told(place: Place) -> None:
         running.wait()
 
 
-def test_the_second_of_two_runs_is_refused_with_the_first_ones_name(place: Place) -> None:
-    fake.trouble(place.results, "a", "calibrate-1", "hang")
-    first = child(place)
+def test_the_second_of_two_runs_is_refused_with_the_first_ones_name(results: Results) -> None:
+    fake.trouble(results.root, "a", "calibrate-1", "hang")
+    first = child(results)
     try:
-        eventually(lambda: ("a", "calibrate", 1) in fake.ran(place.results))
-        second = child(place)
+        eventually(lambda: ("a", "calibrate", 1) in fake.ran(results.root))
+        second = child(results)
         _, said = second.communicate(timeout=30)
         assert second.returncode
         owner = f"is held by {getpass.getuser()} on {os.uname().nodename} (process {first.pid})"
         assert owner.encode() in said
-        assert state(place) == "running"
-        assert len(fake.ran(place.results)) == 2
+        assert state(results) == "running"
+        assert len(fake.ran(results.root)) == 2
     finally:
         first.kill()
         first.wait()
     begin = time.monotonic()
-    run(place)  # the dead one's lock is taken over at once
+    run(results)  # the dead one's lock is taken over at once
     assert time.monotonic() - begin < 10
-    assert state(place) == "done"
+    assert state(results) == "done"
 
 
-def test_many_at_once_and_one_does_it(place: Place) -> None:
-    runs = [child(place, 0.05) for _ in range(4)]
+def test_many_at_once_and_one_does_it(results: Results) -> None:
+    runs = [child(results, 0.05) for _ in range(4)]
     codes = [one.wait(60) for one in runs]
     assert codes.count(0) >= 1
-    counts = [fake.ran(place.results).count(unit) for unit in set(fake.ran(place.results))]
+    counts = [fake.ran(results.root).count(unit) for unit in set(fake.ran(results.root))]
     assert set(counts) == {1}
-    assert state(place) == "done"
+    assert state(results) == "done"

@@ -23,10 +23,10 @@ from jali.experiments.job import OtherSettingsError
 from jali.experiments.launch import launch
 from jali.experiments.ledger import submissions
 from jali.experiments.lock import HeldError, holder
-from jali.experiments.place import Place
 from jali.experiments.resources import Resources
-from jali.experiments.scheduler import SlurmSilentError, slurm_jobs
-from jali.experiments.status import Standing, find_tags, standings
+from jali.experiments.results import Results
+from jali.experiments.slurm import SlurmSilentError, slurm_jobs
+from jali.experiments.status import Status, find_tags, read_status
 from jali.experiments.sweep import Sweep, parse_sweep
 
 SWEEP = """
@@ -51,7 +51,7 @@ def sweep() -> Sweep:
 
 
 @pytest.fixture(params=WHERE)
-def make(request: pytest.FixtureRequest, place: Place) -> Iterator[Make]:
+def make(request: pytest.FixtureRequest, results: Results) -> Iterator[Make]:
     """A cluster of either kind. What a test leaves running there is ended."""
     where = request.param
     if where == "slurm":
@@ -60,16 +60,16 @@ def make(request: pytest.FixtureRequest, place: Place) -> Iterator[Make]:
     def made(name: str = "s", parallel: int = 2) -> Cluster:
         resources = Resources(1, 1, "500MB", "5")
         if where == "slurm":
-            return OnSlurm(place.sweep(name) / "jobs", resources, name, parallel)
-        return OnThisMachine(place.sweep(name) / "jobs", resources, parallel)
+            return OnSlurm(results.sweep(name) / "jobs", resources, name, parallel)
+        return OnThisMachine(results.sweep(name) / "jobs", resources, parallel)
 
     yield made
     with contextlib.suppress(SlurmSilentError):
-        launching.cancel(place, place.tags())
+        launching.cancel(results, results.tags())
 
 
-def states(place: Place, sweep: Sweep) -> list[str]:
-    return [row.state for row in standings(place, sweep.tags)]
+def states(results: Results, sweep: Sweep) -> list[str]:
+    return [row.state for row in read_status(results, sweep.tags)]
 
 
 @contextlib.contextmanager
@@ -81,120 +81,120 @@ def background(call: Callable[[], object]) -> Iterator[threading.Thread]:
     assert not thread.is_alive()
 
 
-def units(place: Place) -> list[tuple[str, str, int]]:
-    return fake.ran(place.results)
+def units(results: Results) -> list[tuple[str, str, int]]:
+    return fake.ran(results.root)
 
 
-def test_a_sweep_runs_to_its_end(place: Place, make: Make) -> None:
-    seen: list[list[Standing]] = []
+def test_a_sweep_runs_to_its_end(results: Results, make: Make) -> None:
+    seen: list[list[Status]] = []
     sweep = parse_sweep(LARGER)
     rows = launch(
-        sweep, place, make(), fake.stages, watched=lambda r: seen.append(list(r)), every=0.3
+        sweep, results, make(), fake.stages, watched=lambda r: seen.append(list(r)), every=0.3
     )
     assert [row.state for row in rows] == ["done"] * 4
-    assert len(units(place)) == len(set(units(place))) == 4 * 4 * fake.UNITS
+    assert len(units(results)) == len(set(units(results))) == 4 * 4 * fake.UNITS
     assert {row.submitted for row in rows} == {1}
     assert any(row.state in ("running", "queued") for row in seen[0])
-    assert find_tags(place, ["s"]) == list(sweep.tags)
-    assert collect(place, sweep.tags).left_out == {}
+    assert find_tags(results, ["s"]) == list(sweep.tags)
+    assert collect(results, sweep.tags).left_out == {}
     if make().where == "slurm":  # one array for all
-        numbers = [submissions(place, tag)[0].job for tag in sweep.tags]
+        numbers = [submissions(results, tag)[0].job for tag in sweep.tags]
         main = numbers[0].partition("_")[0]
         assert numbers == [f"{main}_{i}" for i in range(4)]
 
 
 @mostly_local
-def test_a_finished_sweep_is_left_alone(place: Place, sweep: Sweep, make: Make) -> None:
-    launch(sweep, place, make(), fake.stages, every=0.3)
-    before = units(place)
-    rows = launch(sweep, place, make(), fake.stages, every=0.3)
+def test_a_finished_sweep_is_left_alone(results: Results, sweep: Sweep, make: Make) -> None:
+    launch(sweep, results, make(), fake.stages, every=0.3)
+    before = units(results)
+    rows = launch(sweep, results, make(), fake.stages, every=0.3)
     other = parse_sweep(SWEEP + "seed: 7")
     with pytest.raises(OtherSettingsError, match="seed 0, now 7"):
-        launch(other, place, make(), fake.stages, every=0.3)
-    assert units(place) == before
+        launch(other, results, make(), fake.stages, every=0.3)
+    assert units(results) == before
     assert {row.submitted for row in rows} == {1}
 
 
 def test_a_killed_job_is_tried_again_and_counted_once(
-    place: Place, sweep: Sweep, make: Make
+    results: Results, sweep: Sweep, make: Make
 ) -> None:
-    fake.trouble(place.results, sweep.tags[1], "quality-1", "kill")
-    rows = launch(sweep, place, make(), fake.stages, every=0.3)
+    fake.trouble(results.root, sweep.tags[1], "quality-1", "kill")
+    rows = launch(sweep, results, make(), fake.stages, every=0.3)
     assert [row.state for row in rows] == ["done"] * 2
     assert [row.submitted for row in rows] == [1, 2]
-    assert units(place).count((sweep.tags[1], "quality", 1)) == 2
-    assert units(place).count((sweep.tags[1], "quality", 0)) == 1
-    table = collect(place, [*sweep.tags, *sweep.tags])
+    assert units(results).count((sweep.tags[1], "quality", 1)) == 2
+    assert units(results).count((sweep.tags[1], "quality", 0)) == 1
+    table = collect(results, [*sweep.tags, *sweep.tags])
     assert [row["tag"] for row in table.rows] == sorted(sweep.tags)
 
 
 @mostly_local
-def test_tries_are_bounded(place: Place, sweep: Sweep, make: Make) -> None:
-    fake.trouble(place.results, sweep.tags[0], "benchmark-0", "raise", times=99)
-    rows = launch(sweep, place, make(), fake.stages, max_attempts=2, every=0.3)
+def test_tries_are_bounded(results: Results, sweep: Sweep, make: Make) -> None:
+    fake.trouble(results.root, sweep.tags[0], "benchmark-0", "raise", times=99)
+    rows = launch(sweep, results, make(), fake.stages, max_attempts=2, every=0.3)
     assert [row.state for row in rows] == ["failed", "done"]
     assert rows[0].submitted == 2
     assert "told to fail" in rows[0].why
     submitted, spent = launching.retry(
-        place, sweep.tags, lambda *_: make(), fake.stages, max_attempts=2, every=0.3
+        results, sweep.tags, lambda *_: make(), fake.stages, max_attempts=2, every=0.3
     )
     assert (submitted, spent) == ([], [sweep.tags[0]])
 
 
 def test_a_cancelled_job_stays_cancelled_until_it_is_retried(
-    place: Place, sweep: Sweep, make: Make
+    results: Results, sweep: Sweep, make: Make
 ) -> None:
     victim = sweep.tags[0]
-    fake.trouble(place.results, victim, "benchmark-1", "hang")
-    with background(lambda: launch(sweep, place, make(), fake.stages, every=0.3)):
-        eventually(lambda: (victim, "benchmark", 1) in units(place))
-        assert launching.cancel(place, [victim]) == [victim]
-    assert states(place, sweep) == ["cancelled", "done"]
-    assert not place.lock(victim).exists()
+    fake.trouble(results.root, victim, "benchmark-1", "hang")
+    with background(lambda: launch(sweep, results, make(), fake.stages, every=0.3)):
+        eventually(lambda: (victim, "benchmark", 1) in units(results))
+        assert launching.cancel(results, [victim]) == [victim]
+    assert states(results, sweep) == ["cancelled", "done"]
+    assert not results.lock(victim).exists()
     submitted, _ = launching.retry(
-        place, sweep.tags, lambda *_: make(), fake.stages, wait=True, every=0.3
+        results, sweep.tags, lambda *_: make(), fake.stages, wait=True, every=0.3
     )
     assert submitted == [victim]
-    assert states(place, sweep) == ["done"] * 2
-    assert units(place).count((victim, "calibrate", 0)) == 1
+    assert states(results, sweep) == ["done"] * 2
+    assert units(results).count((victim, "calibrate", 0)) == 1
 
 
-def test_what_still_waits_can_be_cancelled(place: Place, sweep: Sweep, make: Make) -> None:
-    fake.trouble(place.results, sweep.tags[0], "calibrate-0", "hang")
-    with background(lambda: launch(sweep, place, make(parallel=1), fake.stages, every=0.3)):
-        eventually(lambda: (sweep.tags[0], "calibrate", 0) in units(place))
-        launching.cancel(place, sweep.tags)
-    assert states(place, sweep) == ["cancelled"] * 2
-    assert len(units(place)) == 1
+def test_what_still_waits_can_be_cancelled(results: Results, sweep: Sweep, make: Make) -> None:
+    fake.trouble(results.root, sweep.tags[0], "calibrate-0", "hang")
+    with background(lambda: launch(sweep, results, make(parallel=1), fake.stages, every=0.3)):
+        eventually(lambda: (sweep.tags[0], "calibrate", 0) in units(results))
+        launching.cancel(results, sweep.tags)
+    assert states(results, sweep) == ["cancelled"] * 2
+    assert len(units(results)) == 1
 
 
 @mostly_local
-def test_the_second_launch_is_refused(place: Place, sweep: Sweep, make: Make) -> None:
-    fake.trouble(place.results, sweep.tags[0], "calibrate-0", "hang")
-    with background(lambda: launch(sweep, place, make(), fake.stages, every=0.3)):
-        eventually(lambda: (sweep.tags[0], "calibrate", 0) in units(place))
+def test_the_second_launch_is_refused(results: Results, sweep: Sweep, make: Make) -> None:
+    fake.trouble(results.root, sweep.tags[0], "calibrate-0", "hang")
+    with background(lambda: launch(sweep, results, make(), fake.stages, every=0.3)):
+        eventually(lambda: (sweep.tags[0], "calibrate", 0) in units(results))
         with pytest.raises(HeldError, match=rf"the sweep s is held by .*process {os.getpid()}"):
-            launch(sweep, place, make(), fake.stages, every=0.3)
-        launching.cancel(place, [sweep.tags[0]])
-    assert {row.submitted for row in standings(place, sweep.tags)} == {1}
+            launch(sweep, results, make(), fake.stages, every=0.3)
+        launching.cancel(results, [sweep.tags[0]])
+    assert {row.submitted for row in read_status(results, sweep.tags)} == {1}
 
 
 def test_the_second_launch_after_the_first_has_left(
-    place: Place, sweep: Sweep, slurm: Path  # noqa: ARG001
+    results: Results, sweep: Sweep, slurm: Path  # noqa: ARG001
 ) -> None:  # fmt: skip
     def cluster() -> OnSlurm:
-        return OnSlurm(place.sweep("s") / "jobs", sweep.resources, "s", 2)
+        return OnSlurm(results.sweep("s") / "jobs", sweep.resources, "s", 2)
 
-    launch(sweep, place, cluster(), Slowly(0.5), wait=False)
-    assert set(states(place, sweep)) <= {"queued", "running"}
+    launch(sweep, results, cluster(), Slowly(0.5), wait=False)
+    assert set(states(results, sweep)) <= {"queued", "running"}
     with pytest.raises(LaunchError, match=r"2 of the 2 experiments of s are still"):
-        launch(sweep, place, cluster(), Slowly(0.5), wait=False)
-    eventually(lambda: states(place, sweep) == ["done"] * 2, 60)
-    assert len(units(place)) == len(set(units(place)))
+        launch(sweep, results, cluster(), Slowly(0.5), wait=False)
+    eventually(lambda: states(results, sweep) == ["done"] * 2, 60)
+    assert len(units(results)) == len(set(units(results)))
 
 
 def test_a_launcher_that_dies_takes_nothing_with_it(
-    place: Place, sweep: Sweep, make: Make, tmp_path: Path
+    results: Results, sweep: Sweep, make: Make, tmp_path: Path
 ) -> None:
     code = f"""
 import fake
@@ -202,21 +202,21 @@ from pathlib import Path
 from jali.experiments.cluster import *
 from jali.experiments.launch import *
 from jali.experiments.sweep import parse_sweep
-place = Place({str(place.results)!r}, {str(place.logs)!r})
+results = Results({str(results.root)!r}, {str(results.logs)!r})
 cluster = {"OnSlurm" if make().where == "slurm" else "OnThisMachine"}(
-    place.sweep("s") / "jobs", Resources(1, 1, "500MB", "5"),
+    results.sweep("s") / "jobs", Resources(1, 1, "500MB", "5"),
     {'"s", 2' if make().where == "slurm" else "2"})
-launch(parse_sweep({SWEEP!r}), place, cluster, fake.Slowly(0.1), every=0.2)
+launch(parse_sweep({SWEEP!r}), results, cluster, fake.Slowly(0.1), every=0.2)
 """
     with (tmp_path / "said").open("wb") as said:
         first = subprocess.Popen([sys.executable, "-c", code], stdout=said, stderr=said)
-    eventually(lambda: len(units(place)) > 2)
+    eventually(lambda: len(units(results)) > 2)
     first.kill()
     first.wait()
-    eventually(lambda: not any(row.alive for row in standings(place, sweep.tags)), 60)
-    rows = launch(sweep, place, make(), Slowly(0.1), every=0.3)
+    eventually(lambda: not any(row.alive for row in read_status(results, sweep.tags)), 60)
+    rows = launch(sweep, results, make(), Slowly(0.1), every=0.3)
     assert [row.state for row in rows] == ["done"] * 2
-    assert len(units(place)) == len(set(units(place)))
+    assert len(units(results)) == len(set(units(results)))
 
 
 @pytest.fixture(params=["in the foreground", "in the background"])
@@ -229,62 +229,62 @@ def _ground(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_ground")
-def test_leaving_ends_what_runs_here(place: Place, sweep: Sweep) -> None:
-    fake.trouble(place.results, sweep.tags[0], "calibrate-0", "hang")
+def test_leaving_ends_what_runs_here(results: Results, sweep: Sweep) -> None:
+    fake.trouble(results.root, sweep.tags[0], "calibrate-0", "hang")
 
     def leave(rows: object) -> None:  # noqa: ARG001
-        if units(place):
+        if units(results):
             raise KeyboardInterrupt
 
-    cluster = OnThisMachine(place.sweep("s") / "jobs", sweep.resources, 1)
+    cluster = OnThisMachine(results.sweep("s") / "jobs", sweep.resources, 1)
     with pytest.raises(KeyboardInterrupt):
-        launch(sweep, place, cluster, fake.stages, watched=leave, every=0.1)
-    assert not any(row.alive for row in standings(place, sweep.tags))
-    owner = holder(place.lock(sweep.tags[0]))
+        launch(sweep, results, cluster, fake.stages, watched=leave, every=0.1)
+    assert not any(row.alive for row in read_status(results, sweep.tags))
+    owner = holder(results.lock(sweep.tags[0]))
     assert owner is None or not owner.alive()
-    rows = launch(sweep, place, cluster, fake.stages, every=0.3)
+    rows = launch(sweep, results, cluster, fake.stages, every=0.3)
     assert [row.state for row in rows] == ["done"] * 2
 
 
-def test_too_few_gpus_for_the_ranks(place: Place) -> None:
+def test_too_few_gpus_for_the_ranks(results: Results) -> None:
     text = SWEEP + "context_parallel: 2\ncalibrate: false"
     with pytest.raises(ValueError, match=r"runs on 2 ranks.*--gpus 2"):
-        launch(parse_sweep(text), place, OnThisMachine(place.results, Resources()), fake.stages)
-    assert not place.tags()
+        launch(parse_sweep(text), results, OnThisMachine(results.root, Resources()), fake.stages)
+    assert not results.tags()
 
 
 # What only a cluster can do
 
 
-def slurm_cluster(place: Place, sweep: Sweep, **options: str) -> OnSlurm:
+def slurm_cluster(results: Results, sweep: Sweep, **options: str) -> OnSlurm:
     resources = Resources.from_dict(sweep.resources.to_dict() | options)
-    return OnSlurm(place.sweep("s") / "jobs", resources, "s", 2)
+    return OnSlurm(results.sweep("s") / "jobs", resources, "s", 2)
 
 
-def test_scancel_behind_our_back(place: Place, sweep: Sweep, slurm: Path) -> None:  # noqa: ARG001
+def test_scancel_behind_our_back(results: Results, sweep: Sweep, slurm: Path) -> None:  # noqa: ARG001
     """submitit would wait forever: there is no accounting database to ask."""
     victim = sweep.tags[0]
-    fake.trouble(place.results, victim, "quality-0", "hang")
+    fake.trouble(results.root, victim, "quality-0", "hang")
     with background(
-        lambda: launch(sweep, place, slurm_cluster(place, sweep), fake.stages, every=0.3)
+        lambda: launch(sweep, results, slurm_cluster(results, sweep), fake.stages, every=0.3)
     ):
-        eventually(lambda: (victim, "quality", 0) in units(place))
-        subprocess.run(["scancel", submissions(place, victim)[0].job], check=True)
-    (row, *rest) = standings(place, sweep.tags)
+        eventually(lambda: (victim, "quality", 0) in units(results))
+        subprocess.run(["scancel", submissions(results, victim)[0].job], check=True)
+    (row, *rest) = read_status(results, sweep.tags)
     assert row.state == "cancelled"
     assert row.submitted == 1
     assert {r.state for r in rest} == {"done"}
 
 
-def test_a_requeued_job_goes_on(place: Place, sweep: Sweep, slurm: Path) -> None:  # noqa: ARG001
+def test_a_requeued_job_goes_on(results: Results, sweep: Sweep, slurm: Path) -> None:  # noqa: ARG001
     """As after pre-emption: Slurm ends the job and starts it again under the same number."""
     victim = sweep.tags[0]
-    fake.trouble(place.results, victim, "quality-1", "hang")
+    fake.trouble(results.root, victim, "quality-1", "hang")
     with background(
-        lambda: launch(sweep, place, slurm_cluster(place, sweep), fake.stages, every=0.3)
+        lambda: launch(sweep, results, slurm_cluster(results, sweep), fake.stages, every=0.3)
     ):
-        eventually(lambda: (victim, "quality", 1) in units(place))
-        number = submissions(place, victim)[0].job
+        eventually(lambda: (victim, "quality", 1) in units(results))
+        number = submissions(results, victim)[0].job
         subprocess.run(["scontrol", "requeue", number], check=True)
         # Slurm holds a requeued job back for a while; nobody needs to wait for all of that. Within
         # the same second, though, it would take the new start for the one it has just revoked.
@@ -294,40 +294,40 @@ def test_a_requeued_job_goes_on(place: Place, sweep: Sweep, slurm: Path) -> None
             ["scontrol", "update", f"JobId={number}", "StartTime=now"],
             check=False, capture_output=True,
         )  # fmt: skip
-        eventually(lambda: units(place).count((victim, "quality", 1)) == 2, 150)
-    rows = standings(place, sweep.tags)
+        eventually(lambda: units(results).count((victim, "quality", 1)) == 2, 150)
+    rows = read_status(results, sweep.tags)
     assert [row.state for row in rows] == ["done"] * 2
     assert rows[0].submitted == 1  # nothing was submitted twice
     assert rows[0].attempts == 2
-    assert units(place).count((victim, "benchmark", 0)) == 1
+    assert units(results).count((victim, "benchmark", 0)) == 1
 
 
-def test_the_node_goes_and_comes_back(place: Place, sweep: Sweep, slurm: Path) -> None:
+def test_the_node_goes_and_comes_back(results: Results, sweep: Sweep, slurm: Path) -> None:
     if not os.access(os.environ.get("SLURM_CONF", ""), os.W_OK):
         pytest.skip("this Slurm is not ours to stop")
     with background(
-        lambda: launch(sweep, place, slurm_cluster(place, sweep), Slowly(0.3), every=0.3)
+        lambda: launch(sweep, results, slurm_cluster(results, sweep), Slowly(0.3), every=0.3)
     ):
-        eventually(lambda: len(units(place)) > 1)
+        eventually(lambda: len(units(results)) > 1)
         subprocess.run([slurm, "node-down"], check=True, capture_output=True)
         time.sleep(2)
-        assert not any(row.state in ("lost", "failed") for row in standings(place, sweep.tags))
+        assert not any(row.state in ("lost", "failed") for row in read_status(results, sweep.tags))
         subprocess.run([slurm, "node-up"], check=True, capture_output=True)
-    assert states(place, sweep) == ["done"] * 2
-    assert len(units(place)) == len(set(units(place)))
+    assert states(results, sweep) == ["done"] * 2
+    assert len(units(results)) == len(set(units(results)))
 
 
 def test_a_silent_slurm_is_not_taken_for_an_answer(
-    place: Place,
+    results: Results,
     sweep: Sweep,
     slurm: Path,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    fake.trouble(place.results, sweep.tags[0], "quality-0", "hang")
-    launch(sweep, place, slurm_cluster(place, sweep), fake.stages, wait=False)
-    eventually(lambda: (sweep.tags[0], "quality", 0) in units(place))
-    eventually(lambda: states(place, sweep)[1] == "done", 60)
+    fake.trouble(results.root, sweep.tags[0], "quality-0", "hang")
+    launch(sweep, results, slurm_cluster(results, sweep), fake.stages, wait=False)
+    eventually(lambda: (sweep.tags[0], "quality", 0) in units(results))
+    eventually(lambda: states(results, sweep)[1] == "done", 60)
     silent = tmp_path / "silent"
     silent.mkdir()
     for name in ("squeue", "scancel", "scontrol"):
@@ -337,47 +337,52 @@ def test_a_silent_slurm_is_not_taken_for_an_answer(
         (silent / name).chmod(0o755)
     before = os.environ["PATH"]
     monkeypatch.setenv("PATH", f"{silent}:{before}")
-    (row, *rest) = standings(place, sweep.tags)
+    (row, *rest) = read_status(results, sweep.tags)
     assert row.state == "running"
     assert {r.state for r in rest} == {"done"}
     with pytest.raises(SlurmSilentError):
-        launching.cancel(place, [sweep.tags[0]])
+        launching.cancel(results, [sweep.tags[0]])
     monkeypatch.setenv("PATH", before)
-    launching.cancel(place, [sweep.tags[0]])
-    eventually(lambda: states(place, sweep)[0] == "cancelled")
+    launching.cancel(results, [sweep.tags[0]])
+    eventually(lambda: states(results, sweep)[0] == "cancelled")
 
 
 def test_a_killed_process_on_slurm_is_seen_at_once(
-    place: Place, sweep: Sweep, slurm: Path  # noqa: ARG001
+    results: Results, sweep: Sweep, slurm: Path  # noqa: ARG001
 ) -> None:  # fmt: skip
     victim = sweep.tags[0]
-    fake.trouble(place.results, victim, "report-0", "hang")
-    launch(sweep, place, slurm_cluster(place, sweep), fake.stages, wait=False)
-    eventually(lambda: (victim, "report", 0) in units(place))
-    owner = holder(place.lock(victim))
+    fake.trouble(results.root, victim, "report-0", "hang")
+    launch(sweep, results, slurm_cluster(results, sweep), fake.stages, wait=False)
+    eventually(lambda: (victim, "report", 0) in units(results))
+    owner = holder(results.lock(victim))
     assert owner is not None
     assert owner.job is not None
     os.kill(owner.pid, signal.SIGKILL)
-    eventually(lambda: states(place, sweep)[0] == "failed")
-    assert "exit code" in standings(place, [victim])[0].why
+    eventually(lambda: states(results, sweep)[0] == "failed")
+    assert "exit code" in read_status(results, [victim])[0].why
     launching.retry(
-        place, sweep.tags, lambda *_: slurm_cluster(place, sweep), fake.stages, wait=True, every=0.3
+        results,
+        sweep.tags,
+        lambda *_: slurm_cluster(results, sweep),
+        fake.stages,
+        wait=True,
+        every=0.3,
     )
-    assert states(place, sweep) == ["done"] * 2
+    assert states(results, sweep) == ["done"] * 2
 
 
-def test_what_sbatch_refuses_is_one_sentence(place: Place, sweep: Sweep, slurm: Path) -> None:  # noqa: ARG001
-    cluster = slurm_cluster(place, sweep, partition="nowhere")
+def test_what_sbatch_refuses_is_one_sentence(results: Results, sweep: Sweep, slurm: Path) -> None:  # noqa: ARG001
+    cluster = slurm_cluster(results, sweep, partition="nowhere")
     with pytest.raises(LaunchError, match=r"sbatch refused the jobs: .*partition") as error:
-        launch(sweep, place, cluster, fake.stages)
+        launch(sweep, results, cluster, fake.stages)
     assert "\n" not in str(error.value)
-    assert states(place, sweep) == ["waiting"] * 2
-    assert not (place.sweep("s") / "lock.json").exists()
+    assert states(results, sweep) == ["waiting"] * 2
+    assert not (results.sweep("s") / "lock.json").exists()
 
 
-def test_the_script_asks_for_what_was_asked(place: Place) -> None:
+def test_the_script_asks_for_what_was_asked(results: Results) -> None:
     resources = Resources(partition="gpu", account="me")
-    script = OnSlurm(place.results, resources, "big", 16).script(72)
+    script = OnSlurm(results.root, resources, "big", 16).script(72)
     for line in (
         "--array=0-71%16", "--gres=gpu:1", "--cpus-per-task=8", "--mem=65536MB", "--time=360",
         "--partition=gpu", "--account=me", "--job-name=jali-big", "--requeue",

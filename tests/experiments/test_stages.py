@@ -27,11 +27,11 @@ from rank import experiment
 from jali.clips.clip import read_clip
 from jali.experiments.job import run_experiment
 from jali.experiments.journal import Entry
-from jali.experiments.place import Place
+from jali.experiments.results import Results
 from jali.experiments.stages import all_stages
 from jali.experiments.stages.calibration import with_own_book
 from jali.experiments.stages.variant import calibration_prompts, prompts_of
-from jali.experiments.status import standings
+from jali.experiments.status import read_status
 from jali.generation import read_gallery
 from jali.maskbook import MaskBook
 
@@ -46,34 +46,38 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def done(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def done(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """An experiment that nothing disturbed."""
     folder = tmp_path_factory.mktemp("done")
-    place = Place(folder / "results", folder / "logs")
-    run_experiment(experiment(checkpoint), place, all_stages())
-    return place
+    results = Results(folder / "results", folder / "logs")
+    run_experiment(experiment(checkpoint), results, all_stages())
+    return results
 
 
 def process(
-    checkpoint: str, place: Place, kill: str = "", env: Mapping[str, str] = {}, **changes: object
+    checkpoint: str,
+    results: Results,
+    kill: str = "",
+    env: Mapping[str, str] = {},
+    **changes: object,
 ) -> BaseProcess:
     """Another process. All are forked from one that has imported the libraries, and no more."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
-    made = context.Process(target=rank.main, args=(checkpoint, place, kill, env, changes))
+    made = context.Process(target=rank.main, args=(checkpoint, results, kill, env, changes))
     made.start()
     return made
 
 
-def stages_of(place: Place) -> dict[str, str]:
-    entry = Entry.read(place.state("a"))
+def stages_of(results: Results) -> dict[str, str]:
+    entry = Entry.read(results.state("a"))
     assert entry is not None
     return entry.stages
 
 
-def test_every_stage_leaves_its_files(done: Place, checkpoint: str) -> None:
+def test_every_stage_leaves_its_files(done: Results, checkpoint: str) -> None:
     folder = done.folder("a")
-    assert [row.state for row in standings(done, ["a"])] == ["done"]
+    assert [row.state for row in read_status(done, ["a"])] == ["done"]
     book = MaskBook.open(folder / "masks.safetensors")
     assert (book.steps, book.budgets) == (3, (0.4,))
     book.close()
@@ -91,80 +95,80 @@ def test_every_stage_leaves_its_files(done: Place, checkpoint: str) -> None:
     assert not set(prompts_of(e)) & set(calibration_prompts(e))
 
 
-def test_again_nothing_is_loaded(done: Place, checkpoint: str) -> None:
+def test_again_nothing_is_loaded(done: Results, checkpoint: str) -> None:
     run_experiment(replace(experiment(checkpoint)), done, all_stages())
     assert set(stages_of(done).values()) == {"kept"}
 
 
 def test_killed_in_every_stage_it_resumes_to_the_same_numbers(
-    done: Place, checkpoint: str, place: Place
+    done: Results, checkpoint: str, results: Results
 ) -> None:
     kills = ("calibrate 2", "benchmark 3", "quality 10", "report 0")  # 10: the second sparse clip
     stages = [kill.split()[0] for kill in kills]
     clips: dict[Path, int] = {}
     for number, kill in enumerate(kills):
-        died = process(checkpoint, place, kill)
+        died = process(checkpoint, results, kill)
         died.join(120)
-        assert died.exitcode == -signal.SIGKILL, place.log("a").read_text()
-        assert [row.state for row in standings(place, ["a"])] == ["lost"]
-        hows = [stages_of(place)[stage] for stage in stages[: number + 1]]
+        assert died.exitcode == -signal.SIGKILL, results.log("a").read_text()
+        assert [row.state for row in read_status(results, ["a"])] == ["lost"]
+        hows = [stages_of(results)[stage] for stage in stages[: number + 1]]
         # The stage it died in before is done now; those before that one are not touched again.
         assert hows == ["kept"] * (number - 1) + ["done"] * (number > 0) + ["running"]
         assert all(path.stat().st_mtime_ns == when for path, when in clips.items())
-        clips = {p: p.stat().st_mtime_ns for p in place.folder("a").glob("clips/*/*.mkv")}
+        clips = {p: p.stat().st_mtime_ns for p in results.folder("a").glob("clips/*/*.mkv")}
         if kill.startswith("quality"):  # what is complete by then, and stays
             assert len(clips) == 3
-    run_experiment(experiment(checkpoint), place, all_stages())
-    assert [stages_of(place)[stage] for stage in stages] == ["kept"] * 3 + ["done"]
+    run_experiment(experiment(checkpoint), results, all_stages())
+    assert [stages_of(results)[stage] for stage in stages] == ["kept"] * 3 + ["done"]
     for name in FILES:
-        assert (place.folder("a") / name).read_bytes() == (done.folder("a") / name).read_bytes()
+        assert (results.folder("a") / name).read_bytes() == (done.folder("a") / name).read_bytes()
 
 
-def test_a_damaged_clip_is_made_again(done: Place, checkpoint: str, place: Place) -> None:
-    shutil.copytree(done.results, place.results)
-    (clip,) = place.folder("a").glob("clips/entropy/0001*.mkv")
+def test_a_damaged_clip_is_made_again(done: Results, checkpoint: str, results: Results) -> None:
+    shutil.copytree(done.results, results.root)
+    (clip,) = results.folder("a").glob("clips/entropy/0001*.mkv")
     good = read_clip(clip).frames
     clip.write_bytes(clip.read_bytes()[:1000])
-    run_experiment(experiment(checkpoint), place, all_stages())
+    run_experiment(experiment(checkpoint), results, all_stages())
     assert torch.equal(read_clip(clip).frames, good)
-    assert place.quality("a").read_bytes() == done.quality("a").read_bytes()
+    assert results.quality("a").read_bytes() == done.quality("a").read_bytes()
 
 
 def test_other_settings_redo_only_what_they_change(
-    done: Place, checkpoint: str, place: Place
+    done: Results, checkpoint: str, results: Results
 ) -> None:
-    shutil.copytree(done.results, place.results)
-    dense = place.folder("a") / "clips" / "dense" / "manifest.json"
+    shutil.copytree(done.results, results.root)
+    dense = results.folder("a") / "clips" / "dense" / "manifest.json"
     before = dense.stat().st_mtime_ns
     other = experiment(checkpoint, method="psa", budget=0.6)
-    run_experiment(other, place, all_stages(), overwrite=True)
-    assert stages_of(place)["calibrate"] == "none"
+    run_experiment(other, results, all_stages(), overwrite=True)
+    assert stages_of(results)["calibrate"] == "none"
     assert dense.stat().st_mtime_ns == before
-    rows = json.loads(place.quality("a").read_text())["rows"]
+    rows = json.loads(results.quality("a").read_text())["rows"]
     assert [row["variant"] for row in rows] == ["psa"]
 
 
 def test_dense_clips_are_borrowed_from_a_finished_experiment(
-    done: Place, checkpoint: str, place: Place
+    done: Results, checkpoint: str, results: Results
 ) -> None:
-    shutil.copytree(done.results, place.results)
+    shutil.copytree(done.results, results.root)
     other = experiment(checkpoint, tag="b", method="psa")
-    run_experiment(other, place, all_stages())
-    assert "the dense clips are those of a" in place.log("b").read_text()
+    run_experiment(other, results, all_stages())
+    assert "the dense clips are those of a" in results.log("b").read_text()
     name = "clips/dense/manifest.json"
-    assert (place.folder("b") / name).read_bytes() == (place.folder("a") / name).read_bytes()
+    assert (results.folder("b") / name).read_bytes() == (results.folder("a") / name).read_bytes()
     # One that was tampered with lends nothing, and another seed is another run.
-    (clip,) = place.folder("a").glob("clips/dense/0001*.mkv")
+    (clip,) = results.folder("a").glob("clips/dense/0001*.mkv")
     clip.write_bytes(b"")
-    (clip,) = place.folder("b").glob("clips/dense/0001*.mkv")
+    (clip,) = results.folder("b").glob("clips/dense/0001*.mkv")
     clip.write_bytes(b"")
-    run_experiment(replace(other, tag="c"), place, all_stages())
-    assert "are those of" not in place.log("c").read_text()
-    rows = [json.loads(place.quality(tag).read_text())["rows"] for tag in ("b", "c")]
+    run_experiment(replace(other, tag="c"), results, all_stages())
+    assert "are those of" not in results.log("c").read_text()
+    rows = [json.loads(results.quality(tag).read_text())["rows"] for tag in ("b", "c")]
     assert rows[0] == rows[1]
 
 
-def test_skip_calibrate_takes_the_book_that_is_there(done: Place, checkpoint: str) -> None:
+def test_skip_calibrate_takes_the_book_that_is_there(done: Results, checkpoint: str) -> None:
     same = with_own_book(experiment(checkpoint, calibrate=False), done)
     assert same == experiment(checkpoint)
     other = with_own_book(experiment(checkpoint, calibrate=False, budget=0.7), done)
@@ -173,37 +177,39 @@ def test_skip_calibrate_takes_the_book_that_is_there(done: Place, checkpoint: st
     assert none.masks is None
 
 
-def test_two_ranks_and_one_writes(checkpoint: str, place: Place) -> None:
+def test_two_ranks_and_one_writes(checkpoint: str, results: Results) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     changes = {"context_parallel": 2, "calibrate": False, "num_prompts": 1, "steps": 2}
     running = [
-        process(checkpoint, place, "", shared | {"RANK": str(r), "LOCAL_RANK": str(r)}, **changes)
+        process(checkpoint, results, "", shared | {"RANK": str(r), "LOCAL_RANK": str(r)}, **changes)
         for r in range(2)
     ]
     for one in running:
         one.join(240)
-        assert one.exitcode == 0, place.log("a").read_text()
-    assert stages_of(place)["calibrate"] == "none"
-    assert [row.state for row in standings(place, ["a"])] == ["done"]
-    settings = read_gallery(place.folder("a") / "clips" / "entropy").settings
+        assert one.exitcode == 0, results.log("a").read_text()
+    assert stages_of(results)["calibrate"] == "none"
+    assert [row.state for row in read_status(results, ["a"])] == ["done"]
+    settings = read_gallery(results.folder("a") / "clips" / "entropy").settings
     assert settings.context_parallel == 2
 
 
-def test_ranks_are_counted(checkpoint: str, place: Place) -> None:
+def test_ranks_are_counted(checkpoint: str, results: Results) -> None:
     e = experiment(checkpoint, context_parallel=2, calibrate=False)
     with pytest.raises(ValueError, match=r"for 2 processes, and 1 run; start it with torchrun"):
-        run_experiment(e, place, all_stages())
+        run_experiment(e, results, all_stages())
 
 
-def test_a_book_for_something_else_is_refused(done: Place, checkpoint: str, place: Place) -> None:
+def test_a_book_for_something_else_is_refused(
+    done: Results, checkpoint: str, results: Results
+) -> None:
     book = str(done.folder("a") / "masks.safetensors")
     e = experiment(checkpoint, masks=book, calibrate=False, steps=4)
     with pytest.raises(ValueError, match=r"steps"):
-        run_experiment(e, place, all_stages())
-    assert [row.state for row in standings(place, ["a"])] == ["failed"]
+        run_experiment(e, results, all_stages())
+    assert [row.state for row in read_status(results, ["a"])] == ["failed"]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +220,7 @@ def test_a_book_for_something_else_is_refused(done: Place, checkpoint: str, plac
     ],
 )
 def test_too_few_prompts_are_said(
-    checkpoint: str, place: Place, changes: dict[str, Any], words: str
+    checkpoint: str, results: Results, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        run_experiment(experiment(checkpoint, **changes), place, all_stages())
+        run_experiment(experiment(checkpoint, **changes), results, all_stages())

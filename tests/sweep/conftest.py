@@ -9,6 +9,6 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
-from real_slurm import cluster, place, slurm
+from real_slurm import cluster, results, slurm
 
-__all__ = ["cluster", "place", "slurm"]
+__all__ = ["cluster", "results", "slurm"]

@@ -14,8 +14,8 @@ import pytest
 from fake import eventually
 
 from jali.experiments.lock import holder
-from jali.experiments.place import Place
-from jali.experiments.status import standings
+from jali.experiments.results import Results
+from jali.experiments.status import read_status
 from jali.experiments.sweep import read_sweep
 from jali.nano import folder as nano_folder
 
@@ -28,9 +28,9 @@ pytestmark = [
 ]
 
 
-def jali(place: Place, *words: str, wait: bool = True) -> Any:
+def jali(results: Results, *words: str, wait: bool = True) -> Any:
     command = [sys.executable, "-m", "jali", "experiment", *words]
-    command += ["--results", str(place.results), "--logs-dir", str(place.logs)]
+    command += ["--results", str(results.root), "--logs-dir", str(results.logs)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -47,19 +47,19 @@ def jali(place: Place, *words: str, wait: bool = True) -> Any:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The sweep on this machine."""
     folder = tmp_path_factory.mktemp("local")
-    place = Place(folder / "results", folder / "logs")
-    jali(place, "launch", str(SWEEP), "--on", "local", "--max-parallel", "2", "--json")
-    return place
+    results = Results(folder / "results", folder / "logs")
+    jali(results, "launch", str(SWEEP), "--on", "local", "--max-parallel", "2", "--json")
+    return results
 
 
 TAGS = read_sweep(SWEEP).tags
 
 
-def test_on_this_machine(local: Place) -> None:
-    assert [row.state for row in standings(local, TAGS)] == ["done"] * 4
+def test_on_this_machine(local: Results) -> None:
+    assert [row.state for row in read_status(local, TAGS)] == ["done"] * 4
     for tag in TAGS:
         folder = local.folder(tag)
         for name in ("config.json", "speed.json", "quality.json", "report.html"):
@@ -75,7 +75,7 @@ def test_on_this_machine(local: Place) -> None:
             assert row["faults"] == {"black": 0, "frozen": 0, "nan": 0}
 
 
-def test_a_larger_budget_is_closer_to_dense(local: Place) -> None:
+def test_a_larger_budget_is_closer_to_dense(local: Results) -> None:
     rows = json.loads(jali(local, "collect", "quick", "--json"))["rows"]
     found = {(row["variant"], row["budget"]): row["quality.psnr.mean"] for row in rows}
     assert set(found) == {(v, b) for v in ("entropy", "psa") for b in (0.5, 0.3)}
@@ -83,7 +83,7 @@ def test_a_larger_budget_is_closer_to_dense(local: Place) -> None:
         assert found[variant, 0.5] > found[variant, 0.3]
 
 
-def test_the_table_is_the_same_byte_for_byte(local: Place, tmp_path: Path) -> None:
+def test_the_table_is_the_same_byte_for_byte(local: Results, tmp_path: Path) -> None:
     for name in ("one", "two"):
         jali(local, "collect", "quick", "--output", str(tmp_path / name))
     for form in ("csv", "json", "html"):
@@ -91,26 +91,26 @@ def test_the_table_is_the_same_byte_for_byte(local: Place, tmp_path: Path) -> No
         assert one == two
 
 
-def test_a_second_launch_has_nothing_to_do(local: Place) -> None:
+def test_a_second_launch_has_nothing_to_do(local: Results) -> None:
     before = {tag: local.state(tag).read_bytes() for tag in TAGS}
     jali(local, "launch", str(SWEEP), "--on", "local", "--json")
     assert {tag: local.state(tag).read_bytes() for tag in TAGS} == before
 
 
 def test_on_slurm_whatever_happens_the_numbers_are_the_same(
-    local: Place, place: Place, slurm: Path  # noqa: ARG001
+    local: Results, results: Results, slurm: Path  # noqa: ARG001
 ) -> None:  # fmt: skip
     """One job's process is killed, one job is cancelled and retried; nothing else is disturbed."""
     arguments = ("launch", str(SWEEP), "--on", "slurm", "--max-parallel", "2", "--wait", "--json")
     killed, cancelled = TAGS[0], TAGS[3]
-    launched = jali(place, *arguments, wait=False)
+    launched = jali(results, *arguments, wait=False)
     try:
-        eventually(lambda: stage(place, killed) == "quality", 240)
-        owner = holder(place.lock(killed))
+        eventually(lambda: stage(results, killed) == "quality", 240)
+        owner = holder(results.lock(killed))
         assert owner is not None
         assert owner.job is not None
         os.kill(owner.pid, signal.SIGKILL)
-        jali(place, "cancel", cancelled)
+        jali(results, "cancel", cancelled)
         out, err = launched.communicate(timeout=540)
     finally:
         launched.kill()
@@ -118,18 +118,18 @@ def test_on_slurm_whatever_happens_the_numbers_are_the_same(
     states = {row["tag"]: row for row in json.loads(out)}
     assert [states[tag]["state"] for tag in TAGS] == ["done", "done", "done", "cancelled"]
     assert states[killed]["submitted"] == 2
-    jali(place, "retry", "quick", "--wait", "--json")
-    assert [row.state for row in standings(place, TAGS)] == ["done"] * 4
+    jali(results, "retry", "quick", "--wait", "--json")
+    assert [row.state for row in read_status(results, TAGS)] == ["done"] * 4
     for tag in TAGS:
-        assert place.quality(tag).read_bytes() == local.quality(tag).read_bytes()
+        assert results.quality(tag).read_bytes() == local.quality(tag).read_bytes()
     here, there = (
-        json.loads(jali(p, "collect", "quick", "--json"))["rows"] for p in (local, place)
+        json.loads(jali(p, "collect", "quick", "--json"))["rows"] for p in (local, results)
     )
     assert [untimed(row) for row in here] == [untimed(row) for row in there]
 
 
-def stage(place: Place, tag: str) -> str | None:
-    return standings(place, [tag])[0].stage if place.config(tag).exists() else None
+def stage(results: Results, tag: str) -> str | None:
+    return read_status(results, [tag])[0].stage if results.config(tag).exists() else None
 
 
 def untimed(row: dict[str, Any]) -> dict[str, Any]:

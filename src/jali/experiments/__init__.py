@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jali.experiments.experiment import Experiment
 from jali.experiments.job import run_experiment
-from jali.experiments.place import Place
 from jali.experiments.resources import Resources
+from jali.experiments.results import Results
 from jali.experiments.sweep import Sweep, read_sweep
 
-__all__ = ["Experiment", "Place", "Resources", "Sweep", "read_sweep", "run_experiment"]
+__all__ = ["Experiment", "Resources", "Results", "Sweep", "read_sweep", "run_experiment"]

@@ -15,7 +15,7 @@ from jali.experiments import ledger
 from jali.experiments.job import Task
 from jali.experiments.owner import process
 from jali.experiments.resources import Resources
-from jali.experiments.scheduler import slurm_is_here
+from jali.experiments.slurm import slurm_is_here
 
 
 class LaunchError(RuntimeError):
@@ -63,7 +63,7 @@ class OnSlurm:
             raise LaunchError(f"sbatch refused the jobs: {_last_line(error)}") from error
         for task, job in zip(tasks, jobs, strict=True):
             ledger.enter(
-                task.place, task.experiment.tag, self.where, job.job_id, str(self.folder),
+                task.results, task.experiment.tag, self.where, job.job_id, str(self.folder),
                 self.resources,
             )  # fmt: skip
 
@@ -138,7 +138,7 @@ class OnThisMachine:
         for slot in range(self.max_parallel):
             while slot not in self._running and self._queue:
                 task = self._queue.pop(0)
-                if task.place.cancelled(task.experiment.tag).exists():
+                if task.results.cancelled(task.experiment.tag).exists():
                     continue
                 self._running[slot] = (task, self._start(task, slot))
 
@@ -154,7 +154,7 @@ class OnThisMachine:
         job: Any = executor.submit(task)
         tag, number = task.experiment.tag, str(job.job_id)
         ledger.enter(
-            task.place, tag, self.where, number, str(self.folder), self.resources,
+            task.results, tag, self.where, number, str(self.folder), self.resources,
             owner=process(int(number)),
         )  # fmt: skip
         return job

@@ -12,7 +12,7 @@ from typing import Any
 
 from jali.experiments.experiment import Experiment
 from jali.experiments.job import read_config
-from jali.experiments.place import Place
+from jali.experiments.results import Results
 from jali.experiments.status import why_not_whole
 from jali.experiments.storage import UnreadableError, read_json, write_bytes
 
@@ -26,7 +26,7 @@ FORMATS = ("csv", "json", "html")
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class ResultTable:
     """Rows of finished experiments, and what was left out, with the reason."""
 
     columns: tuple[str, ...]
@@ -57,7 +57,7 @@ class Results:
         return {"csv": self.to_csv, "json": self.to_json, "html": self.to_html}[form]()
 
 
-def collect(place: Place, tags: Iterable[str]) -> Results:
+def collect(results: Results, tags: Iterable[str]) -> ResultTable:
     """One row for every sparse run of every finished experiment, in the order of the tags' names.
 
     Each tag counts once however often it is named. What is not finished, or not what its stages
@@ -67,21 +67,23 @@ def collect(place: Place, tags: Iterable[str]) -> Results:
     left_out: dict[str, str] = {}
     for tag in sorted(set(tags)):
         try:
-            experiment = read_config(place, tag)
-            if reason := why_not_whole(place, tag):
-                left_out[tag] = _inside(reason, place)
+            experiment = read_config(results, tag)
+            if reason := why_not_whole(results, tag):
+                left_out[tag] = _inside(reason, results)
                 continue
-            rows += _rows(experiment, read_json(place.speed(tag)), read_json(place.quality(tag)))
+            rows += _rows(
+                experiment, read_json(results.speed(tag)), read_json(results.quality(tag))
+            )
         except FileNotFoundError:
             left_out[tag] = "there is no such experiment"
         except (UnreadableError, KeyError, TypeError, AttributeError) as error:
-            left_out[tag] = _inside(f"its results cannot be read: {error}", place)
+            left_out[tag] = _inside(f"its results cannot be read: {error}", results)
     metrics = sorted({name for row in rows for name in row if name.startswith("quality.")})
     columns = ("tag", *SETTINGS, "variant", "budget", "cost", "sparse_cost", *SPEED, "device")
-    return Results((*columns, *metrics), tuple(rows), left_out)
+    return ResultTable((*columns, *metrics), tuple(rows), left_out)
 
 
-def write(results: Results, folder: Path, name: str = "table") -> list[Path]:
+def write(results: ResultTable, folder: Path, name: str = "table") -> list[Path]:
     """table.csv, table.json and table.html."""
     paths = []
     for form in FORMATS:
@@ -121,6 +123,6 @@ def _cell(value: Any) -> Any:
     return repr(value) if isinstance(value, float) else value
 
 
-def _inside(reason: str, place: Place) -> str:
+def _inside(reason: str, results: Results) -> str:
     """Without the machine's own folders: the same results elsewhere give the same table."""
-    return reason.replace(f"{place.results}/", "")
+    return reason.replace(f"{results.root}/", "")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jali.experiments.place import check_tag
+from jali.experiments.results import check_tag
 
 CACHED = "cached"  # the variant that replays a calibrated book
 # These cannot change a number, so another value is no other experiment.

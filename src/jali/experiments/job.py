@@ -18,8 +18,8 @@ from typing import Any
 from jali.experiments.experiment import Experiment
 from jali.experiments.journal import Entry, Journal
 from jali.experiments.lock import locked
-from jali.experiments.place import Place
-from jali.experiments.scheduler import job_ended
+from jali.experiments.results import Results
+from jali.experiments.slurm import job_ended
 from jali.experiments.stage import Context, Stage, run_stage, why_again
 from jali.experiments.storage import UnreadableError, read_json, write_json
 from jali.experiments.team import Team, assembled
@@ -39,7 +39,7 @@ class OtherSettingsError(ValueError):
 
 def run_experiment(
     experiment: Experiment,
-    place: Place,
+    results: Results,
     stages: Sequence[Stage],
     *,
     overwrite: bool = False,
@@ -52,17 +52,17 @@ def run_experiment(
     Another experiment under the same tag is refused unless `overwrite`, which redoes what differs.
     """
     tag = experiment.tag
-    with assembled(experiment, place) as team:
+    with assembled(experiment, results) as team:
         if not team.leads:
-            _follow(experiment, place, stages, team)
-            return place.folder(tag)
-        _lead(experiment, place, stages, team, overwrite, told, track)
-    return place.folder(tag)
+            _follow(experiment, results, stages, team)
+            return results.folder(tag)
+        _lead(experiment, results, stages, team, overwrite, told, track)
+    return results.folder(tag)
 
 
 def _lead(
     experiment: Experiment,
-    place: Place,
+    results: Results,
     stages: Sequence[Stage],
     team: Team,
     overwrite: bool,
@@ -70,21 +70,23 @@ def _lead(
     track: str | None,
 ) -> None:
     tag = experiment.tag
-    with locked(place.lock(tag), f"the experiment {tag}", job_ended=job_ended):
-        write_config(experiment, place, overwrite=overwrite)
-        with _logged(place.log(tag)), stopping_on_term():
+    with locked(results.lock(tag), f"the experiment {tag}", job_ended=job_ended):
+        write_config(experiment, results, overwrite=overwrite)
+        with _logged(results.log(tag)), stopping_on_term():
             weights = {
                 s.name: 0.0 if s.needed(experiment) else s.weight(experiment) for s in stages
             }
-            journal = Journal(place.state(tag), place.lock(tag), weights, _attempt(place, tag))
+            journal = Journal(
+                results.state(tag), results.lock(tag), weights, _attempt(results, tag)
+            )
             log.info("%s: attempt %d by %s", tag, journal.attempt, journal.owner)
-            _run(experiment, place, stages, team, journal, told, track)
+            _run(experiment, results, stages, team, journal, told, track)
 
 
-def _follow(experiment: Experiment, place: Place, stages: Sequence[Stage], team: Team) -> None:
+def _follow(experiment: Experiment, results: Results, stages: Sequence[Stage], team: Team) -> None:
     """Compute along wherever the leader runs a stage; write nothing."""
     shared: dict[str, Any] = {}
-    folder = place.folder(experiment.tag)
+    folder = results.folder(experiment.tag)
     for stage in stages:
         if team.agree(None):
             stage.run(Context(experiment, folder, _quiet, writes=False, shared=shared))
@@ -96,7 +98,7 @@ def _quiet(done: int, total: int, what: str) -> None:
 
 def _run(
     experiment: Experiment,
-    place: Place,
+    results: Results,
     stages: Sequence[Stage],
     team: Team,
     journal: Journal,
@@ -105,7 +107,7 @@ def _run(
 ) -> None:
     try:
         with journal.beating():
-            _stages(experiment, place, stages, team, journal, told)
+            _stages(experiment, results, stages, team, journal, told)
             journal.finish("done")
         log.info("%s: done", experiment.tag)
     except BaseException as error:
@@ -120,12 +122,12 @@ def _run(
     if track is not None:
         from jali.experiments.track import send
 
-        send(track, place, experiment.tag)
+        send(track, results, experiment.tag)
 
 
 def _stages(
     experiment: Experiment,
-    place: Place,
+    results: Results,
     stages: Sequence[Stage],
     team: Team,
     journal: Journal,
@@ -134,7 +136,7 @@ def _stages(
     shared: dict[str, Any] = {}
     for stage in stages:
         nothing = stage.needed(experiment)
-        why = "" if nothing else why_again(stage, experiment, place)
+        why = "" if nothing else why_again(stage, experiment, results)
         team.agree(bool(why))
         if nothing:
             log.info("%s: nothing to do (%s)", stage.name, nothing)
@@ -152,18 +154,18 @@ def _stages(
             if told is not None:
                 told(name, done, total, what)
 
-        context = Context(experiment, place.folder(experiment.tag), progress, shared=shared)
-        seconds = run_stage(stage, context, place)
+        context = Context(experiment, results.folder(experiment.tag), progress, shared=shared)
+        seconds = run_stage(stage, context, results)
         log.info("%s: done in %.1f s", stage.name, seconds)
         journal.leave(stage.name, "done")
 
 
-def write_config(experiment: Experiment, place: Place, *, overwrite: bool = False) -> None:
+def write_config(experiment: Experiment, results: Results, *, overwrite: bool = False) -> None:
     """`config.json`; an experiment of other settings under this tag is not replaced unasked."""
-    path = place.config(experiment.tag)
+    path = results.config(experiment.tag)
     with contextlib.suppress(FileNotFoundError):
         try:
-            differ = experiment.differences(read_config(place, experiment.tag))
+            differ = experiment.differences(read_config(results, experiment.tag))
         except UnreadableError:
             if not overwrite:
                 raise
@@ -178,9 +180,9 @@ def write_config(experiment: Experiment, place: Place, *, overwrite: bool = Fals
     write_json(path, {"kind": CONFIG, "version": 1, "experiment": experiment.to_dict()})
 
 
-def read_config(place: Place, tag: str) -> Experiment:
+def read_config(results: Results, tag: str) -> Experiment:
     """FileNotFoundError where there is no such experiment, UnreadableError where it is damaged."""
-    return experiment_in(place.config(tag))
+    return experiment_in(results.config(tag))
 
 
 def experiment_in(path: Path) -> Experiment:
@@ -203,9 +205,9 @@ def sentence(error: BaseException) -> str:
     return text if isinstance(error, ValueError | Stopped) else f"{type(error).__name__}: {text}"
 
 
-def _attempt(place: Place, tag: str) -> int:
+def _attempt(results: Results, tag: str) -> int:
     try:
-        before = Entry.read(place.state(tag))
+        before = Entry.read(results.state(tag))
     except UnreadableError as error:
         log.warning("%s; counting attempts from one", error)
         return 1
@@ -258,7 +260,7 @@ class Task:
     """
 
     experiment: Experiment
-    place: Place
+    results: Results
     stages: Callable[[], Sequence[Stage]]
     overwrite: bool = False
     track: str | None = None
@@ -267,7 +269,7 @@ class Task:
         if self.experiment.ranks > 1 and "WORLD_SIZE" not in os.environ:
             return self._on_ranks()
         folder = run_experiment(
-            self.experiment, self.place, self.stages(), overwrite=self.overwrite, track=self.track
+            self.experiment, self.results, self.stages(), overwrite=self.overwrite, track=self.track
         )
         return str(folder)
 
@@ -280,14 +282,14 @@ class Task:
         """Several GPUs: torchrun starts one process for each, inside this one's allocation."""
         import subprocess
 
-        write_config(self.experiment, self.place, overwrite=self.overwrite)
+        write_config(self.experiment, self.results, overwrite=self.overwrite)
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={self.experiment.ranks}", "-m", "jali", "experiment", "run",
-            "--config", str(self.place.config(self.experiment.tag)),
-            "--results", str(self.place.results), "--logs-dir", str(self.place.logs),
+            "--config", str(self.results.config(self.experiment.tag)),
+            "--results", str(self.results.root), "--logs-dir", str(self.results.logs),
         ]  # fmt: skip
         if self.track is not None:
             command += ["--track", self.track]
         subprocess.run(command, check=True)
-        return str(self.place.folder(self.experiment.tag))
+        return str(self.results.folder(self.experiment.tag))

@@ -15,22 +15,22 @@ from jali.experiments.experiment import Experiment
 from jali.experiments.job import OtherSettingsError, Task, read_config, write_config
 from jali.experiments.lock import HeldError, holder, locked, stale
 from jali.experiments.owner import me
-from jali.experiments.place import Place
 from jali.experiments.resources import Resources
-from jali.experiments.scheduler import job_ended, scancel, slurm_is_here
+from jali.experiments.results import Results
+from jali.experiments.slurm import job_ended, scancel, slurm_is_here
 from jali.experiments.stage import Stage
-from jali.experiments.status import AGAIN, Slurm, Standing, standings
+from jali.experiments.status import AGAIN, Slurm, Status, read_status
 from jali.experiments.storage import write_json
 from jali.experiments.sweep import Sweep
 
 log = logging.getLogger("jali")
 MAX_ATTEMPTS = 3
-Watched = Callable[[Sequence[Standing]], None]
+Watched = Callable[[Sequence[Status]], None]
 
 
 def launch(
     sweep: Sweep,
-    place: Place,
+    results: Results,
     cluster: Cluster,
     stages: Callable[[], Sequence[Stage]],
     *,
@@ -40,61 +40,61 @@ def launch(
     max_attempts: int = MAX_ATTEMPTS,
     watched: Watched | None = None,
     every: float = 2.0,
-) -> list[Standing]:
+) -> list[Status]:
     """Submit what is not done, and with `wait` stay until nothing is left to wait for.
 
     Failed and lost jobs are submitted again, up to `max_attempts` times in all; cancelled ones
     are not. A sweep that is being launched, or has jobs that wait or run, is refused.
     """
-    folder = place.sweep(sweep.name)
+    folder = results.sweep(sweep.name)
     with locked(folder / "lock.json", f"the sweep {sweep.name}"):
         _check_ranks(sweep.experiments, sweep.resources)
-        before = prepare(sweep, place, overwrite=overwrite)
+        before = prepare(sweep, results, overwrite=overwrite)
         todo = [e for e in sweep.experiments if before[e.tag].state != "done" or overwrite]
         for tag in (e.tag for e in todo):
-            place.cancelled(tag).unlink(missing_ok=True)
-        tasks = [Task(e, place, stages, overwrite, track) for e in todo]
+            results.cancelled(tag).unlink(missing_ok=True)
+        tasks = [Task(e, results, stages, overwrite, track) for e in todo]
         with _stopping(cluster):
             if not wait:
                 cluster.submit(tasks)
             else:
-                watch(place, sweep.tags, cluster, tasks, max_attempts, watched, every)
-    return standings(place, sweep.tags)
+                watch(results, sweep.tags, cluster, tasks, max_attempts, watched, every)
+    return read_status(results, sweep.tags)
 
 
-def prepare(sweep: Sweep, place: Place, *, overwrite: bool = False) -> dict[str, Standing]:
+def prepare(sweep: Sweep, results: Results, *, overwrite: bool = False) -> dict[str, Status]:
     """Refuse what cannot be launched, before anything is; then write down the sweep."""
     slurm = Slurm.asked() if slurm_is_here() else Slurm({})
-    known = [tag for tag in sweep.tags if place.config(tag).exists()]
-    before = {row.tag: row for row in standings(place, known, slurm)}
+    known = [tag for tag in sweep.tags if results.config(tag).exists()]
+    before = {row.tag: row for row in read_status(results, known, slurm)}
     busy = [row for row in before.values() if row.alive]
     if busy:
         raise LaunchError(
             f"{len(busy)} of the {len(sweep.tags)} experiments of {sweep.name} are still "
-            f"{busy[0].state}, first {busy[0].tag}{_by(place, busy[0])}; see jali experiment "
+            f"{busy[0].state}, first {busy[0].tag}{_by(results, busy[0])}; see jali experiment "
             f"status {sweep.name}, or cancel them"
         )
     for experiment in sweep.experiments:
-        held = place.lock(experiment.tag)
+        held = results.lock(experiment.tag)
         if held.exists() and not stale(held, job_ended):
             raise HeldError(f"the experiment {experiment.tag}", holder(held), "it began", held)
         if experiment.tag in before and not overwrite:
-            differ = experiment.differences(read_config(place, experiment.tag))
+            differ = experiment.differences(read_config(results, experiment.tag))
             if differ:
                 raise OtherSettingsError(
-                    f"{place.folder(experiment.tag)} holds an experiment with other settings "
+                    f"{results.folder(experiment.tag)} holds an experiment with other settings "
                     f"({'; '.join(differ)}); rename the sweep, or give --overwrite"
                 )
     for experiment in sweep.experiments:
-        write_config(experiment, place, overwrite=overwrite)
-        before.setdefault(experiment.tag, Standing(experiment.tag, "waiting"))
+        write_config(experiment, results, overwrite=overwrite)
+        before.setdefault(experiment.tag, Status(experiment.tag, "waiting"))
     facts = {"kind": "jali-sweep", "version": 1, "name": sweep.name, "tags": list(sweep.tags)}
-    write_json(place.sweep_file(sweep.name), facts | {"resources": sweep.resources.to_dict()})
+    write_json(results.sweep_file(sweep.name), facts | {"resources": sweep.resources.to_dict()})
     return before
 
 
 def watch(
-    place: Place,
+    results: Results,
     tags: Sequence[str],
     cluster: Cluster,
     tasks: Sequence[Task],
@@ -104,12 +104,12 @@ def watch(
 ) -> None:
     """Submit, and stay until every tag is done, cancelled, or has failed too often."""
     by_tag = {task.experiment.tag: task for task in tasks}
-    before = {tag: len(ledger.submissions(place, tag)) for tag in by_tag}
+    before = {tag: len(ledger.submissions(results, tag)) for tag in by_tag}
     cluster.submit(tasks)
     while True:
         cluster.tick()
         slurm = Slurm.asked() if cluster.where == "slurm" else Slurm({})
-        rows = standings(place, tags, slurm)
+        rows = read_status(results, tags, slurm)
         if watched is not None:
             watched(rows)
         ours = [row for row in rows if row.tag in by_tag]
@@ -128,7 +128,7 @@ def watch(
 
 
 def retry(
-    place: Place,
+    results: Results,
     tags: Sequence[str],
     make_cluster: Callable[[str, Resources], Cluster],
     stages: Callable[[], Sequence[Stage]],
@@ -147,47 +147,47 @@ def retry(
     """
     groups: dict[tuple[str, Resources], list[Task]] = {}
     spent = []
-    for row in standings(place, tags):
+    for row in read_status(results, tags):
         if row.alive or row.state == "done":
             continue
-        sent = ledger.submissions(place, row.tag)
+        sent = ledger.submissions(results, row.tag)
         if len(sent) >= max_attempts:
             spent.append(row.tag)
             continue
         where = on or (sent[-1].on if sent else "local")
         resources = sent[-1].resources if sent else Resources()
-        task = Task(read_config(place, row.tag), place, stages, track=track)
+        task = Task(read_config(results, row.tag), results, stages, track=track)
         groups.setdefault((where, resources), []).append(task)
     submitted = [task.experiment.tag for tasks in groups.values() for task in tasks]
-    with locked(place.results / "_sweeps" / "retry.lock.json", "a retry"):
+    with locked(results.root / "_sweeps" / "retry.lock.json", "a retry"):
         for (where, resources), tasks in groups.items():
             cluster = make_cluster(where, resources)
             for task in tasks:
-                place.cancelled(task.experiment.tag).unlink(missing_ok=True)
+                results.cancelled(task.experiment.tag).unlink(missing_ok=True)
             with _stopping(cluster):
                 if not wait and where == "slurm":
                     cluster.submit(tasks)
                 else:
                     own = [task.experiment.tag for task in tasks]
-                    watch(place, own, cluster, tasks, 1, watched, every)
+                    watch(results, own, cluster, tasks, 1, watched, every)
     return submitted, spent
 
 
-def cancel(place: Place, tags: Sequence[str]) -> list[str]:
+def cancel(results: Results, tags: Sequence[str]) -> list[str]:
     """Stop what waits or runs; returns those tags. What they have done so far is kept."""
     stopped, numbers = [], []
-    for row in standings(place, tags):
+    for row in read_status(results, tags):
         if row.state not in ("queued", "running", "waiting"):
             continue
         write_json(
-            place.cancelled(row.tag),
+            results.cancelled(row.tag),
             {"kind": "jali-cancelled", "version": 1, "owner": me().to_dict()},
         )
         stopped.append(row.tag)
-        sent = ledger.submissions(place, row.tag)
+        sent = ledger.submissions(results, row.tag)
         if sent and sent[-1].on == "slurm" and row.alive:
             numbers.append(sent[-1].job)
-        elif (owner := holder(place.lock(row.tag))) is not None and owner.alive():
+        elif (owner := holder(results.lock(row.tag))) is not None and owner.alive():
             if owner.job is not None:
                 numbers.append(owner.job)
             else:
@@ -217,12 +217,12 @@ def _check_ranks(experiments: Sequence[Experiment], resources: Resources) -> Non
             )
 
 
-def _by(place: Place, row: Standing) -> str:
+def _by(results: Results, row: Status) -> str:
     try:
-        owner = holder(place.lock(row.tag))
+        owner = holder(results.lock(row.tag))
     except ValueError:
         owner = None
     if owner is not None:
         return f" by {owner}"
-    sent = ledger.submissions(place, row.tag)
+    sent = ledger.submissions(results, row.tag)
     return f" as job {row.job}, submitted by {sent[-1].owner.user}" if sent else ""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jali.experiments.owner import Owner, me
-from jali.experiments.place import Place
 from jali.experiments.resources import Resources
+from jali.experiments.results import Results
 from jali.experiments.storage import append_line, read_lines
 
 WHERE = ("local", "slurm")
@@ -28,7 +28,7 @@ class Submission:
 
 
 def enter(
-    place: Place,
+    results: Results,
     tag: str,
     on: str,
     job: str,
@@ -42,12 +42,12 @@ def enter(
         "on": on, "job": job, "owner": (owner or me()).to_dict(), "folder": folder, "time": now,
         "resources": resources.to_dict(),
     }  # fmt: skip
-    append_line(place.ledger(tag), facts)
+    append_line(results.ledger(tag), facts)
 
 
-def submissions(place: Place, tag: str) -> list[Submission]:
+def submissions(results: Results, tag: str) -> list[Submission]:
     found = []
-    for line in read_lines(place.ledger(tag)):
+    for line in read_lines(results.ledger(tag)):
         try:
             found.append(
                 Submission(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jali.experiments.collect import Results
+    from jali.experiments.collect import ResultTable
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#666666")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 380, 62, 48, 18, 16
@@ -36,7 +36,7 @@ svg { width: 100%; max-width: 640px; height: auto } svg text { fill: var(--soft)
 """
 
 
-def render(results: Results) -> str:
+def render(results: ResultTable) -> str:
     front = pareto(results.rows)
     parts = [
         "<!doctype html>",

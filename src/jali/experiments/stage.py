@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from jali.experiments.experiment import Experiment
-from jali.experiments.place import Place
+from jali.experiments.results import Results
 from jali.experiments.storage import UnreadableError, digest, file_digest, read_json, write_json
 
 log = logging.getLogger("jali")
@@ -65,10 +65,10 @@ def inputs_digest(stage: Stage, experiment: Experiment, folder: Path) -> str:
     return digest({"jali": __version__, "stage": stage.name, **stage.inputs(experiment, folder)})
 
 
-def why_again(stage: Stage, experiment: Experiment, place: Place) -> str:
+def why_again(stage: Stage, experiment: Experiment, results: Results) -> str:
     """Why a stage has to run, in words; empty where its outputs are complete and its inputs the
     same, to the byte."""
-    folder, path = place.folder(experiment.tag), place.record(experiment.tag, stage.name)
+    folder, path = results.folder(experiment.tag), results.record(experiment.tag, stage.name)
     try:
         record = read_json(path, KIND)
         outputs = _outputs(record, path)
@@ -95,14 +95,14 @@ def damage(folder: Path, outputs: Mapping[str, str]) -> str:
     return ""
 
 
-def run_stage(stage: Stage, context: Context, place: Place) -> float:
+def run_stage(stage: Stage, context: Context, results: Results) -> float:
     """Run it, and remember what it read and made; returns seconds."""
     experiment, folder = context.experiment, context.folder
-    record = place.record(experiment.tag, stage.name)
+    record = results.record(experiment.tag, stage.name)
     before = inputs_digest(stage, experiment, folder)
     _discard_damaged(record, before, folder)
     record.unlink(missing_ok=True)  # from here on its outputs are in flux
-    begun = place.begun(experiment.tag, stage.name)
+    begun = results.begun(experiment.tag, stage.name)
     context = replace(context, resuming=_begun(begun) == before)
     write_json(begun, {"inputs": before})
     began = time.monotonic()
@@ -136,9 +136,9 @@ def _discard_damaged(record: Path, inputs: str, folder: Path) -> None:
             path.unlink()
 
 
-def recorded_outputs(place: Place, tag: str, stage: str) -> dict[str, str]:
+def recorded_outputs(results: Results, tag: str, stage: str) -> dict[str, str]:
     """The outputs of a stage that was completed; FileNotFoundError or UnreadableError else."""
-    path = place.record(tag, stage)
+    path = results.record(tag, stage)
     return _outputs(read_json(path, KIND), path)
 
 

@@ -13,8 +13,8 @@ from jali.experiments.journal import Entry
 from jali.experiments.ledger import Submission, submissions
 from jali.experiments.lock import STALE_SECONDS
 from jali.experiments.owner import Owner
-from jali.experiments.place import Place
-from jali.experiments.scheduler import SlurmJob, SlurmSilentError, exit_code, slurm_jobs
+from jali.experiments.results import Results
+from jali.experiments.slurm import SlurmJob, SlurmSilentError, exit_code, slurm_jobs
 from jali.experiments.stage import recorded_outputs
 from jali.experiments.storage import UnreadableError, file_digest, read_json
 
@@ -25,7 +25,7 @@ AGAIN = ("failed", "lost", "damaged")  # what a bounded retry takes up by itself
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Status:
     """One row of the table. `why` explains, in words, whatever is not plain sailing."""
 
     tag: str
@@ -64,22 +64,22 @@ class Slurm:
             return cls({}, str(error))
 
 
-def standings(place: Place, tags: Iterable[str], slurm: Slurm | None = None) -> list[Standing]:
+def read_status(results: Results, tags: Iterable[str], slurm: Slurm | None = None) -> list[Status]:
     """Of every tag once, in order. Slurm is only asked where something was submitted to it."""
     tags = list(dict.fromkeys(tags))
     if slurm is None:
-        asked = any(s.on == "slurm" for tag in tags for s in submissions(place, tag)[-1:])
+        asked = any(s.on == "slurm" for tag in tags for s in submissions(results, tag)[-1:])
         slurm = Slurm.asked() if asked else Slurm({})
-    return [standing(place, tag, slurm) for tag in tags]
+    return [_status(results, tag, slurm) for tag in tags]
 
 
-def standing(place: Place, tag: str, slurm: Slurm) -> Standing:
+def _status(results: Results, tag: str, slurm: Slurm) -> Status:
     """FileNotFoundError where there is no such experiment."""
     try:
-        read_config(place, tag)
+        read_config(results, tag)
     except UnreadableError as error:
-        return Standing(tag, "damaged", why=str(error))
-    sent = submissions(place, tag)
+        return Status(tag, "damaged", why=str(error))
+    sent = submissions(results, tag)
     last = sent[-1] if sent else None
     job = None if last is None or last.on != "slurm" else slurm.jobs.get(last.job)
     facts: dict[str, Any] = {
@@ -87,21 +87,21 @@ def standing(place: Place, tag: str, slurm: Slurm) -> Standing:
         "job": None if last is None else last.job,
     }
     try:
-        entry = Entry.read(place.state(tag))
+        entry = Entry.read(results.state(tag))
     except UnreadableError as error:
         told = _from_slurm(last, job, slurm)
         state, why = told if told and told[0] in ALIVE else ("damaged", "")
-        return Standing(tag, state, why="; ".join(filter(None, (why, str(error)))), **facts)
+        return Status(tag, state, why="; ".join(filter(None, (why, str(error)))), **facts)
     if entry is not None:
         facts |= _progress(entry)
-    state, why = _judge(place, tag, entry, last, job, slurm)
+    state, why = _judge(results, tag, entry, last, job, slurm)
     if state != "running":
         facts["seconds_left"] = None
-    return Standing(tag, state, why=why, **facts)
+    return Status(tag, state, why=why, **facts)
 
 
 def _judge(
-    place: Place,
+    results: Results,
     tag: str,
     entry: Entry | None,
     last: Submission | None,
@@ -110,7 +110,7 @@ def _judge(
 ) -> tuple[str, str]:
     """(state, why)."""
     if entry is not None and entry.state == "done":
-        why = why_not_whole(place, tag)
+        why = why_not_whole(results, tag)
         if not why:
             return "done", ""
         told = _from_slurm(last, job, slurm)
@@ -125,8 +125,8 @@ def _judge(
         return told
     if last is not None and last.on == "local" and last.owner.alive():
         return "running", "starting"
-    if place.cancelled(tag).exists():
-        return "cancelled", _who(place, tag)
+    if results.cancelled(tag).exists():
+        return "cancelled", _who(results, tag)
     if entry is None:
         if told is not None:
             return told
@@ -186,12 +186,12 @@ def _from_slurm(
     return "failed", f"{job.why} ({job.state}{f', exit code {code}' if code else ''})"
 
 
-def why_not_whole(place: Place, tag: str) -> str:
+def why_not_whole(results: Results, tag: str) -> str:
     """What of a finished experiment's numbers is missing or changed, in words."""
-    for stage, path in (("benchmark", place.speed(tag)), ("quality", place.quality(tag))):
+    for stage, path in (("benchmark", results.speed(tag)), ("quality", results.quality(tag))):
         try:
             read_json(path)
-            expected = recorded_outputs(place, tag, stage)
+            expected = recorded_outputs(results, tag, stage)
             if expected.get(path.name) != file_digest(path):
                 return f"{path} is not what the stage {stage} wrote"
         except FileNotFoundError as error:
@@ -215,9 +215,9 @@ def _progress(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _who(place: Place, tag: str) -> str:
+def _who(results: Results, tag: str) -> str:
     try:
-        return f"by {Owner.from_dict(read_json(place.cancelled(tag))['owner'])}"
+        return f"by {Owner.from_dict(read_json(results.cancelled(tag))['owner'])}"
     except (OSError, ValueError, KeyError):
         return ""
 
@@ -226,21 +226,21 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
 
 
-def find_tags(place: Place, names: Iterable[str]) -> list[str]:
+def find_tags(results: Results, names: Iterable[str]) -> list[str]:
     """The experiments that tags and names of sweeps stand for, each once. None named: all."""
     names = list(names)
     if not names:
-        return place.tags()
+        return results.tags()
     found: list[str] = []
     for name in names:
-        tags = sweep_tags(place, name)
+        tags = sweep_tags(results, name)
         if tags is None:
-            if not place.config(name).exists():
+            if not results.config(name).exists():
                 from jali.methods import near
 
-                known = [*place.sweeps(), *place.tags()]
+                known = [*results.sweeps(), *results.tags()]
                 raise FileNotFoundError(
-                    f"no experiment and no sweep {name!r} in {place.results}"
+                    f"no experiment and no sweep {name!r} in {results.root}"
                     + (near(name, known) if known else "")
                 )
             tags = [name]
@@ -248,16 +248,16 @@ def find_tags(place: Place, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def sweep_tags(place: Place, name: str) -> list[str] | None:
+def sweep_tags(results: Results, name: str) -> list[str] | None:
     """The tags of a sweep that was launched; None where there is none of that name."""
     try:
-        data = read_json(place.sweep_file(name), "jali-sweep")
+        data = read_json(results.sweep_file(name), "jali-sweep")
         return [str(tag) for tag in data["tags"]]
     except FileNotFoundError:
         return None
     except KeyError as error:
-        raise UnreadableError(f"{place.sweep_file(name)} lists no tags") from error
+        raise UnreadableError(f"{results.sweep_file(name)} lists no tags") from error
 
 
-def experiments_of(place: Place, tags: Iterable[str]) -> list[Experiment]:
-    return [read_config(place, tag) for tag in tags]
+def experiments_of(results: Results, tags: Iterable[str]) -> list[Experiment]:
+    return [read_config(results, tag) for tag in tags]

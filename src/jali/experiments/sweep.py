@@ -25,8 +25,8 @@ from typing import Any
 import yaml
 
 from jali.experiments.experiment import Experiment
-from jali.experiments.place import check_tag
 from jali.experiments.resources import Resources
+from jali.experiments.results import check_tag
 
 AXES = ("models", "sizes", "methods", "budgets", "schedules")
 SCHEDULE = ("warmup_frac", "dense_first_layer")

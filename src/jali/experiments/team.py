@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jali.experiments.experiment import Experiment
-from jali.experiments.place import Place
+from jali.experiments.results import Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def speaks() -> bool:
 
 
 @contextlib.contextmanager
-def assembled(experiment: Experiment, place: Place) -> Iterator[Team]:
+def assembled(experiment: Experiment, results: Results) -> Iterator[Team]:
     """The team of an experiment; torchrun has started its processes."""
     running = int(os.environ.get("WORLD_SIZE", "1"))
     if experiment.ranks == 1 and running == 1:
@@ -53,5 +53,5 @@ def assembled(experiment: Experiment, place: Place) -> Iterator[Team]:
     from jali.experiments.stages.variant import DENSE, settings_of
     from jali.generation.ranks import joined
 
-    with joined(settings_of(experiment, DENSE, place.folder(experiment.tag))) as rank:
+    with joined(settings_of(experiment, DENSE, results.folder(experiment.tag))) as rank:
         yield Team(rank.number, rank.count)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jali.experiments.collect import collect
 from jali.experiments.job import read_config
-from jali.experiments.place import Place
+from jali.experiments.results import Results
 
 log = logging.getLogger("jali")
 TRACKERS = ("trackio", "wandb")  # one interface: init, log, finish
@@ -27,16 +27,16 @@ def check_tracker(name: str) -> str:
     return name
 
 
-def send(name: str, place: Place, tag: str) -> None:
+def send(name: str, results: Results, tag: str) -> None:
     """Every row of a finished experiment. A tracker that fails costs a warning, not the results."""
     try:
         # Trackers greet their users on stdout, which belongs to whoever asked for JSON.
         with contextlib.redirect_stdout(sys.stderr):
             tracker: Any = importlib.import_module(name)
-            experiment = read_config(place, tag)
+            experiment = read_config(results, tag)
             tracker.init(project=PROJECT, name=tag, config=experiment.to_dict())
             try:
-                for row in collect(place, [tag]).rows:
+                for row in collect(results, [tag]).rows:
                     tracker.log({k: v for k, v in row.items() if v is not None})
             finally:
                 tracker.finish()

@@ -7,24 +7,24 @@ import json
 import typer
 
 from jali.cli.experiment.errors import errors
-from jali.cli.experiment.options import LOGS, RESULTS, Json, Logs, NamedTags, Results
+from jali.cli.experiment.options import LOGS, RESULTS, Json, Logs, NamedTags, ResultsFolder
 
 EXAMPLES = ("jali experiment cancel quick",)
 
 
 def cancel(
     tags: NamedTags,
-    results: Results = RESULTS,
+    results: ResultsFolder = RESULTS,
     logs: Logs = LOGS,
     as_json: Json = False,
 ) -> None:
     """Stop what waits or runs. What is complete is kept, and a retry goes on from there."""
     from jali.experiments.launch import cancel as cancelled
-    from jali.experiments.place import Place
+    from jali.experiments.results import Results
     from jali.experiments.status import find_tags
 
     with errors():
-        place = Place(results, logs)
+        place = Results(results, logs)
         stopped = cancelled(place, find_tags(place, tags))
     if as_json:
         typer.echo(json.dumps({"cancelled": stopped}))

@@ -9,7 +9,7 @@ import typer
 
 from jali.cli.exits import fail
 from jali.cli.experiment.errors import errors
-from jali.cli.experiment.options import LOGS, RESULTS, AnyTags, Json, Logs, Results
+from jali.cli.experiment.options import LOGS, RESULTS, AnyTags, Json, Logs, ResultsFolder
 from jali.cli.experiment.tables import say, show_table
 
 EXAMPLES = ("jali experiment collect quick", "jali experiment collect a b --output tables")
@@ -21,7 +21,7 @@ def collect(
         Path | None,
         typer.Option(help="Folder for table.csv, .json and .html.", show_default=False),
     ] = None,
-    results: Results = RESULTS,
+    results: ResultsFolder = RESULTS,
     logs: Logs = LOGS,
     as_json: Json = False,
 ) -> None:
@@ -31,13 +31,13 @@ def collect(
     """
     from jali.experiments.collect import collect as collected
     from jali.experiments.collect import write
-    from jali.experiments.place import Place
+    from jali.experiments.results import Results
     from jali.experiments.status import find_tags
 
     with errors():
-        place = Place(results, logs)
+        place = Results(results, logs)
         table = collected(place, find_tags(place, tags or []))
-        paths = [] if as_json and output is None else write(table, output or place.results)
+        paths = [] if as_json and output is None else write(table, output or place.root)
     if as_json:
         typer.echo(table.to_json(), nl=False)
     else:

@@ -16,7 +16,7 @@ def errors() -> Iterator[None]:
     from jali.experiments.cluster import LaunchError
     from jali.experiments.job import Stopped, sentence
     from jali.experiments.lock import HeldError
-    from jali.experiments.scheduler import SlurmSilentError
+    from jali.experiments.slurm import SlurmSilentError
     from jali.experiments.storage import UnreadableError
 
     try:

@@ -16,16 +16,16 @@ from jali.cli.experiment.options import (
     RESULTS,
     Json,
     Logs,
-    Results,
+    ResultsFolder,
     Track,
     check_track,
 )
 from jali.cli.experiment.progress import heard, live
-from jali.cli.experiment.tables import clock, say, show_standings
+from jali.cli.experiment.tables import clock, say, show_status
 
 if TYPE_CHECKING:
     from jali.experiments.cluster import Cluster
-    from jali.experiments.place import Place
+    from jali.experiments.results import Results
     from jali.experiments.sweep import Sweep
 
 EXAMPLES = (
@@ -70,7 +70,7 @@ def launch(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Redo what differs under these tags.")
     ] = False,
-    results: Results = RESULTS,
+    results: ResultsFolder = RESULTS,
     logs: Logs = LOGS,
     track: Track = None,
     as_json: Json = False,
@@ -84,8 +84,8 @@ def launch(
 
     from jali.experiments.cluster import cluster_for
     from jali.experiments.launch import launch as launched
-    from jali.experiments.place import Place
     from jali.experiments.resources import Resources
+    from jali.experiments.results import Results
     from jali.experiments.stages import all_stages
     from jali.experiments.sweep import read_sweep
 
@@ -100,7 +100,7 @@ def launch(
         }  # fmt: skip
         asked = found.resources.to_dict() | {k: v for k, v in given.items() if v is not None}
         found = replace(found, resources=Resources.from_dict(asked))
-        place = Place(results, logs)
+        place = Results(results, logs)
         cluster = cluster_for(
             on, found.resources, place.sweep(found.name), found.name, max_parallel
         )
@@ -113,7 +113,7 @@ def launch(
                 overwrite=overwrite, track=track, max_attempts=max_attempts, watched=watched,
                 every=1.0 if on == "local" else 5.0,
             )  # fmt: skip
-    show_standings(rows, as_json)
+    show_status(rows, as_json)
     if on == "slurm" and not wait:
         say(f"Submitted. See: jali experiment status {found.name}", quiet=as_json)
     elif any(row.state != "done" for row in rows):
@@ -121,7 +121,7 @@ def launch(
         fail(f"{count} of {len(rows)} experiments are not done; see their logs in {place.logs}")
 
 
-def _dry_run(sweep: Sweep, place: Place, cluster: Cluster, as_json: bool) -> None:
+def _dry_run(sweep: Sweep, place: Results, cluster: Cluster, as_json: bool) -> None:
     """What would be submitted, and what it would cost."""
     from jali.experiments.cluster import OnSlurm
     from jali.experiments.scale import forecast

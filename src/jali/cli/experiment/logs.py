@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from jali.cli.experiment.errors import errors
-from jali.cli.experiment.options import LOGS, RESULTS, Json, Logs, NamedTags, Results
+from jali.cli.experiment.options import LOGS, RESULTS, Json, Logs, NamedTags, ResultsFolder
 
 EXAMPLES = ("jali experiment logs first", "jali experiment logs a --lines 5")
 
@@ -20,18 +20,18 @@ def show_logs(
     scheduler: Annotated[
         bool, typer.Option("--scheduler", help="What the process itself printed, too.")
     ] = False,
-    results: Results = RESULTS,
+    results: ResultsFolder = RESULTS,
     logs: Logs = LOGS,
     as_json: Json = False,
 ) -> None:
     """What experiments said, newest last."""
     from jali.experiments import ledger
-    from jali.experiments.place import Place
+    from jali.experiments.results import Results
     from jali.experiments.status import find_tags
 
     found: dict[str, list[str]] = {}
     with errors():
-        place = Place(results, logs)
+        place = Results(results, logs)
         for tag in find_tags(place, tags):
             found[tag] = _tail(place.log(tag), lines)
             for sent in ledger.submissions(place, tag)[-1:] if scheduler else []:

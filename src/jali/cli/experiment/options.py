@@ -12,7 +12,7 @@ from jali.cli.options import PLACE
 JOB = "Each job"
 RESULTS, LOGS = Path("results"), Path("experiments/logs")
 
-Results = Annotated[Path, typer.Option(help="Folder of all results.", rich_help_panel=PLACE)]
+ResultsFolder = Annotated[Path, typer.Option(help="Folder of all results.", rich_help_panel=PLACE)]
 # Not --logs: torchrun takes that for an option of its own, cut short.
 Logs = Annotated[
     Path, typer.Option("--logs-dir", help="Folder of all logs.", rich_help_panel=PLACE)

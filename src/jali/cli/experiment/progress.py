@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jali.cli.experiment.tables import standings_table
+from jali.cli.experiment.tables import status_table
 
 if TYPE_CHECKING:
-    from jali.experiments.status import Standing
+    from jali.experiments.status import Status
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def bar(*, quiet: bool) -> Iterator[Callable[[str, int, int, str], None] | None]
 
 
 @contextmanager
-def live(*, quiet: bool = False) -> Iterator[Callable[[Sequence[Standing]], None] | None]:
+def live(*, quiet: bool = False) -> Iterator[Callable[[Sequence[Status]], None] | None]:
     """The table, drawn in place on a terminal."""
     from rich.console import Console
     from rich.live import Live
@@ -69,4 +69,4 @@ def live(*, quiet: bool = False) -> Iterator[Callable[[Sequence[Standing]], None
         yield (lambda rows: None) if not quiet else None  # noqa: ARG005
         return
     with Live(console=console, transient=True, auto_refresh=False) as live:
-        yield lambda rows: live.update(standings_table(rows), refresh=True)
+        yield lambda rows: live.update(status_table(rows), refresh=True)

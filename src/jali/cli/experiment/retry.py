@@ -15,12 +15,12 @@ from jali.cli.experiment.options import (
     Json,
     Logs,
     NamedTags,
-    Results,
+    ResultsFolder,
     Track,
     check_track,
 )
 from jali.cli.experiment.progress import heard, live
-from jali.cli.experiment.tables import say, show_standings
+from jali.cli.experiment.tables import say, show_status
 
 if TYPE_CHECKING:
     from jali.experiments.cluster import Cluster
@@ -39,7 +39,7 @@ def retry(
     ] = 3,
     max_parallel: Annotated[int | None, typer.Option(min=1, help="Jobs at a time.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay and watch on Slurm too.")] = False,
-    results: Results = RESULTS,
+    results: ResultsFolder = RESULTS,
     logs: Logs = LOGS,
     track: Track = None,
     as_json: Json = False,
@@ -47,31 +47,31 @@ def retry(
     """Submit again what failed, was pre-empted, lost, damaged or cancelled; the rest stays."""
     from jali.experiments.cluster import cluster_for
     from jali.experiments.launch import retry as retried
-    from jali.experiments.place import Place
+    from jali.experiments.results import Results
     from jali.experiments.stages import all_stages
-    from jali.experiments.status import find_tags, standings
+    from jali.experiments.status import find_tags, read_status
 
     with errors():
         if on not in (None, "local", "slurm"):
             refuse(f"--on is local or slurm, got {on!r}")
         check_track(track)
-        place = Place(results, logs)
+        place = Results(results, logs)
         names = find_tags(place, tags)
 
         def cluster(where: str, resources: Resources) -> Cluster:
-            return cluster_for(where, resources, place.results / "_sweeps", "retry", max_parallel)
+            return cluster_for(where, resources, place.root / "_sweeps", "retry", max_parallel)
 
         with heard(quiet=as_json), live(quiet=as_json) as watched:
             submitted, spent = retried(
                 place, names, cluster, all_stages, on=on, max_attempts=max_attempts, wait=wait,
                 track=track, watched=watched,
             )  # fmt: skip
-        rows = standings(place, names)
+        rows = read_status(place, names)
     if as_json:
         typer.echo(json.dumps({"submitted": submitted, "spent": spent}))
     else:
         say(f"submitted again: {', '.join(submitted) or 'nothing needed it'}")
-        show_standings(rows, as_json)
+        show_status(rows, as_json)
     if spent:
         fail(
             f"{', '.join(spent)}: submitted {max_attempts} times already; read the log "

@@ -14,7 +14,7 @@ from jali.cli.experiment.options import (
     RESULTS,
     Json,
     Logs,
-    Results,
+    ResultsFolder,
     Track,
     check_track,
 )
@@ -37,7 +37,7 @@ from jali.cli.options import (
 
 if TYPE_CHECKING:
     from jali.experiments.experiment import Experiment
-    from jali.experiments.place import Place
+    from jali.experiments.results import Results
 
 EXAMPLES = (
     "jali experiment run --model nano --steps 4 --num-prompts 1 --tag first",
@@ -136,7 +136,7 @@ def run(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Redo what differs under this tag.")
     ] = False,
-    results: Results = RESULTS,
+    results: ResultsFolder = RESULTS,
     logs: Logs = LOGS,
     track: Track = None,
     as_json: Json = False,
@@ -146,13 +146,13 @@ def run(
     Writes RESULTS/TAG/{config,speed,quality}.json, clips, report.html, and LOGS_DIR/TAG.log.
     """
     from jali.experiments.job import run_experiment
-    from jali.experiments.place import Place
+    from jali.experiments.results import Results
     from jali.experiments.stages import all_stages
     from jali.experiments.team import speaks
 
     with errors():
         check_track(track)
-        place = Place(results, logs)
+        place = Results(results, logs)
         if config is not None:
             asked = from_config(config)
         else:
@@ -179,7 +179,7 @@ def run(
 
 
 def from_flags(
-    *, place: Place, prompts: Path | None, metrics: str | None, **facts: Any
+    *, place: Results, prompts: Path | None, metrics: str | None, **facts: Any
 ) -> Experiment:
     from jali.experiments.experiment import Experiment
     from jali.experiments.stages.calibration import with_own_book
@@ -209,7 +209,7 @@ def from_config(path: Path) -> Experiment:
         raise ValueError(str(error)) from error
 
 
-def _show_results(place: Place, tag: str, as_json: bool, then: str) -> None:
+def _show_results(place: Results, tag: str, as_json: bool, then: str) -> None:
     from jali.experiments.collect import collect
 
     table = collect(place, [tag])

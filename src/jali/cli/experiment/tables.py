@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from jali.experiments.status import Standing
+    from jali.experiments.status import Status
 
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "waiting": "dim", "failed": "red",
@@ -25,7 +25,7 @@ def say(text: str, *, quiet: bool = False) -> None:
     Console(stderr=quiet).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def show_standings(rows: Sequence[Standing], as_json: bool) -> None:
+def show_status(rows: Sequence[Status], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([row.to_dict() for row in rows], ensure_ascii=False))
         return
@@ -35,14 +35,14 @@ def show_standings(rows: Sequence[Standing], as_json: bool) -> None:
     if not rows:
         say("no experiments here yet")
         return
-    console.print(standings_table(rows))
+    console.print(status_table(rows))
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.state] = counts.get(row.state, 0) + 1
     say(", ".join(f"{count} {state}" for state, count in counts.items()))
 
 
-def standings_table(rows: Sequence[Standing]) -> Table:
+def status_table(rows: Sequence[Status]) -> Table:
     from rich import box
     from rich.markup import escape
     from rich.table import Table

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali.experiments.experiment import Experiment
-from jali.experiments.place import Place
+from jali.experiments.results import Results
 from jali.experiments.stage import Context, why_again
 from jali.experiments.stages.variant import (
     BOOK,
@@ -71,12 +71,12 @@ class Calibration:
         return [book]
 
 
-def with_own_book(experiment: Experiment, place: Place) -> Experiment:
+def with_own_book(experiment: Experiment, results: Results) -> Experiment:
     """Without calibration: the book that an earlier run left under this tag, if there is one."""
-    own = place.folder(experiment.tag) / BOOK
+    own = results.folder(experiment.tag) / BOOK
     if not own.is_file():
         return experiment
     as_before = replace(experiment, calibrate=True)
-    if as_before.wants_book and not why_again(Calibration(), as_before, place):
+    if as_before.wants_book and not why_again(Calibration(), as_before, results):
         return as_before  # complete and unchanged, so it is skipped by itself
     return replace(experiment, masks=str(own))

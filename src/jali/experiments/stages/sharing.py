@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jali.experiments.place import Place
+from jali.experiments.results import Results
 from jali.experiments.stage import damage, recorded_outputs
 
 if TYPE_CHECKING:
     from jali.generation import Settings
 
 
-def borrow(folder: Path, settings: Settings, prompts: Sequence[str], results: Path) -> str | None:
+def borrow(folder: Path, settings: Settings, prompts: Sequence[str], root: Path) -> str | None:
     """Fill an empty run folder with the same run of another experiment; returns its tag.
 
     Only of one whose stage is complete, to the byte, and was done on the same kind of machine with
@@ -25,12 +25,12 @@ def borrow(folder: Path, settings: Settings, prompts: Sequence[str], results: Pa
     """
     if folder.exists():
         return None
-    place, name = Place(results, results), Path(*folder.parts[-2:])
-    for tag in place.tags():
+    results, name = Results(root, root), Path(*folder.parts[-2:])
+    for tag in results.tags():
         with contextlib.suppress(OSError, ValueError):
-            known = recorded_outputs(place, tag, "quality")
+            known = recorded_outputs(results, tag, "quality")
             files = {n: d for n, d in known.items() if Path(n).parent == name}
-            source = place.folder(tag)
+            source = results.folder(tag)
             if not _same(source / name, settings, prompts) or damage(source, files):
                 continue
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -21,18 +21,18 @@ def check_tag(tag: str, what: str = "a tag") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Results:
     """The results folder and the folder of logs; absolute, since a job starts elsewhere."""
 
-    results: Path
+    root: Path
     logs: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "results", Path(self.results).expanduser().absolute())
+        object.__setattr__(self, "root", Path(self.root).expanduser().absolute())
         object.__setattr__(self, "logs", Path(self.logs).expanduser().absolute())
 
     def folder(self, tag: str) -> Path:
-        return self.results / check_tag(tag)
+        return self.root / check_tag(tag)
 
     def config(self, tag: str) -> Path:
         return self.folder(tag) / "config.json"
@@ -69,13 +69,13 @@ class Place:
 
     def sweep(self, name: str) -> Path:
         """A tag cannot begin with an underscore, so a sweep's folder is never an experiment's."""
-        return self.results / "_sweeps" / check_tag(name, "a sweep's name")
+        return self.root / "_sweeps" / check_tag(name, "a sweep's name")
 
     def sweep_file(self, name: str) -> Path:
         return self.sweep(name) / "sweep.json"
 
     def sweeps(self) -> list[str]:
-        return sorted(path.parent.name for path in self.results.glob("_sweeps/*/sweep.json"))
+        return sorted(path.parent.name for path in self.root.glob("_sweeps/*/sweep.json"))
 
     def tags(self) -> list[str]:
-        return sorted(path.parent.name for path in self.results.glob("[!_.]*/config.json"))
+        return sorted(path.parent.name for path in self.root.glob("[!_.]*/config.json"))
