@@ -189,7 +189,7 @@ def calibration_rows(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
 
         from jali.integration.modes import apply_sparse_attention
         from jali.maskbook.calibration.recorder import Recorder, Unplanned
-        from jali.maskbook.calibration.running import RunningMean
+        from jali.maskbook.calibration.running_mean import RunningMean
         from jali.maskbook.calibration.scorer import Sampled
     except ImportError as error:
         return {"skipped": str(error)}

@@ -16,10 +16,11 @@ import safetensors
 import torch
 
 from jali import Budget, MaskBook
-from jali.maskbook import BookError, code, write_book
+from jali.maskbook import BookError, write_book
 from jali.maskbook.bits import pack, unpack
 from jali.maskbook.container import replacing
 from jali.maskbook.header import Header, read_header
+from jali.maskbook.quantization import ERROR, OCTAVES, dequantize, quantize
 from jali.planning.budget import blocks_by_entropy
 from jali.planning.selection import keep_top
 from jali.tokens.grid import Text, TokenGrid
@@ -40,21 +41,21 @@ class TestCode:
     def test_the_stated_error_holds(self) -> None:
         g = torch.Generator().manual_seed(0)
         x = torch.exp2(-25 * torch.rand(50, 400, generator=g))
-        codes, peaks = code.encode(x)
-        back = code.decode(codes, peaks)
-        held = x > peaks[:, None] * 2.0**-code.OCTAVES
+        codes, peaks = quantize(x)
+        back = dequantize(codes, peaks)
+        held = x > peaks[:, None] * 2.0**-OCTAVES
         assert codes.dtype == torch.uint8
-        assert float(((back - x).abs() / x)[held].max()) <= code.ERROR * (1 + 1e-4)
-        assert float(back[~held].max()) <= float(peaks.max()) * 2.0**-code.OCTAVES * 1.03
+        assert float(((back - x).abs() / x)[held].max()) <= ERROR * (1 + 1e-4)
+        assert float(back[~held].max()) <= float(peaks.max()) * 2.0**-OCTAVES * 1.03
 
     def test_a_peak_and_nothing_are_exact(self) -> None:
         x = torch.tensor([[0.0, 0.25, 1e-30], [0.0, 0.0, 0.0]])
-        codes, peaks = code.encode(x)
-        assert torch.equal(code.decode(codes, peaks), torch.tensor([[0, 0.25, 0], [0, 0, 0]]))
+        codes, peaks = quantize(x)
+        assert torch.equal(dequantize(codes, peaks), torch.tensor([[0, 0.25, 0], [0, 0, 0]]))
 
     def test_order_is_kept(self) -> None:
         x = torch.rand(20, 300, generator=torch.Generator().manual_seed(3)).sort(-1).values
-        back = code.decode(*code.encode(x))
+        back = dequantize(*quantize(x))
         assert bool((back.diff(dim=-1) >= 0).all())
 
 
@@ -92,9 +93,9 @@ class TestRoundTrip:
             assert h.costs[i] == pytest.approx(made.cost(budget), abs=1e-9)
         if h.importance:
             assert h.importance_error is not None
-            assert 0 < h.importance_error <= code.ERROR * (1 + 1e-4)
+            assert 0 < h.importance_error <= ERROR * (1 + 1e-4)
             got = made.importance(1, 0, h.branches[0])
-            assert torch.equal(got, code.decode(*code.encode(x[1, 0, 0])))
+            assert torch.equal(got, dequantize(*quantize(x[1, 0, 0])))
         made.save(tmp_path / "b.safetensors")
         assert (tmp_path / "a.safetensors").read_bytes() == (
             tmp_path / "b.safetensors"

@@ -14,9 +14,10 @@ import torch
 
 import jali
 from jali.integration.scene import Seen
-from jali.maskbook import MaskBook, code
+from jali.maskbook import MaskBook
 from jali.maskbook.calibration import Antidiagonal, BlockMeans, Progress, Sampled, calibrate
 from jali.maskbook.calibration.recorder import Unplanned
+from jali.maskbook.quantization import ERROR
 from jali.methods import Query
 from jali.tokens.layout import Blocks, block_layout
 from jali.tokens.order import Tiled
@@ -107,7 +108,7 @@ class TestRecorded:
         for (step, layer), parts in sums.items():
             assert len(parts) == 4
             want = torch.stack(parts).mean(0)
-            assert torch.allclose(book.importance(step, layer), want, rtol=1.1 * code.ERROR)
+            assert torch.allclose(book.importance(step, layer), want, rtol=1.1 * ERROR)
 
     def test_what_it_says_of_itself(self, pipe: Any, tmp_path: Path) -> None:
         book = record(pipe, tmp_path, ["a cat", "a dog"], budgets=(0.5, 0.2))
@@ -151,7 +152,7 @@ class TestRecorded:
         query = seen_in(pipe, "a cat", 0, ALONE)[4]
         want = scorer(query)[0]
         got = book.importance(query.site.step, query.site.layer)
-        assert torch.allclose(got, want, rtol=1.1 * code.ERROR, atol=1e-6)
+        assert torch.allclose(got, want, rtol=1.1 * ERROR, atol=1e-6)
 
     def test_a_scorer_of_ones_own(self, pipe: Any, tmp_path: Path) -> None:
         class First:
@@ -309,17 +310,17 @@ class TestResume:
         assert (tmp_path / "book.safetensors").read_bytes() != before
 
     def test_the_mean_is_not_held_in_memory(self, pipe: Any, tmp_path: Path) -> None:
-        from jali.maskbook.calibration import running
+        from jali.maskbook.calibration import running_mean
 
         kinds = set()
-        real = running.RunningMean.put
+        real = running_mean.RunningMean.put
 
         def put(self: Any, *args: Any) -> None:
             kinds.add(type(self._new))
             real(self, *args)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(running.RunningMean, "put", put)
+            patch.setattr(running_mean.RunningMean, "put", put)
             record(pipe, tmp_path)
         assert kinds == {np.memmap}
 

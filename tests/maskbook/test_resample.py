@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from jali.maskbook import Fingerprint, MaskBook, code, write_book
+from jali.maskbook import Fingerprint, MaskBook, write_book
+from jali.maskbook.quantization import ERROR, OCTAVES
 from jali.maskbook.resample import schedule_like
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Gilbert, Tiled
 
-BELOW = 2.0 ** (1 - code.OCTAVES)  # what is smaller than this share of a row is rounded away
+BELOW = 2.0 ** (1 - OCTAVES)  # what is smaller than this share of a row is rounded away
 
 
 def importance(book: MaskBook) -> torch.Tensor:
@@ -33,7 +34,7 @@ class TestGrid:
         made = books.make(None)
         again = made.resample(made.grid)
         x, y = importance(made), importance(again)
-        assert torch.allclose(x, y, rtol=2 * code.ERROR, atol=BELOW)
+        assert torch.allclose(x, y, rtol=2 * ERROR, atol=BELOW)
         for budget in made.budgets:
             assert again.cost(budget) == pytest.approx(made.cost(budget), abs=1e-6)
 
@@ -44,7 +45,7 @@ class TestGrid:
         made = books.make(None, **changes).resample(grid)
         x = importance(made)
         assert x.shape[-2:] == (made.header.M, made.header.N)
-        assert torch.allclose(x.sum(-1), torch.ones(()), atol=3 * code.ERROR)
+        assert torch.allclose(x.sum(-1), torch.ones(()), atol=3 * ERROR)
         made.verify()
 
     def test_twice_the_size_doubles_every_block(self) -> None:
@@ -53,9 +54,9 @@ class TestGrid:
         more = made.resample((8, 4, 4))
         x, y = importance(made), importance(more)
         want = x.repeat_interleave(2, -2).repeat_interleave(2, -1) / 2
-        assert torch.allclose(y, want, rtol=3 * code.ERROR, atol=BELOW)
+        assert torch.allclose(y, want, rtol=3 * ERROR, atol=BELOW)
         back = more.resample((4, 4, 4))
-        assert torch.allclose(importance(back), x, rtol=5 * code.ERROR, atol=BELOW)
+        assert torch.allclose(importance(back), x, rtol=5 * ERROR, atol=BELOW)
 
     def test_finer_pictures_of_the_same_scene(self) -> None:
         """A head that looks at its own column does so at twice the resolution too."""
@@ -73,17 +74,17 @@ class TestGrid:
         more = made.resample((2, 8, 8))
         assert str(more.grid) == "16 text + 2×8×8"
         x, y = importance(made), importance(more)
-        assert torch.allclose(x[..., 0, 0], y[..., 0, 0], rtol=3 * code.ERROR)
+        assert torch.allclose(x[..., 0, 0], y[..., 0, 0], rtol=3 * ERROR)
         longer = made.resample(TokenGrid.video(2, 4, 8, text=32))
         got = importance(longer)[..., 0, :2].sum(-1)
-        assert torch.allclose(got, x[..., 0, 0], rtol=3 * code.ERROR)
+        assert torch.allclose(got, x[..., 0, 0], rtol=3 * ERROR)
 
     def test_other_blocks(self) -> None:
         made = books.make(None, grid=TokenGrid.video(4, 4, 4), blocks=Blocks(16, 16))
         fine = made.resample(blocks=Blocks(8, 8))
         assert fine.header.blocks == Blocks(8, 8)
         want = importance(made).repeat_interleave(2, -2).repeat_interleave(2, -1) / 2
-        assert torch.allclose(importance(fine), want, rtol=3 * code.ERROR, atol=BELOW)
+        assert torch.allclose(importance(fine), want, rtol=3 * ERROR, atol=BELOW)
 
     @pytest.mark.parametrize(
         ("grid", "match"),
@@ -113,14 +114,14 @@ class TestSteps:
             (y[2], (x[2] + x[3]) / 2),
             (y[3], x[3]),
         ):
-            assert torch.allclose(got, want, rtol=3 * code.ERROR, atol=BELOW)
+            assert torch.allclose(got, want, rtol=3 * ERROR, atol=BELOW)
         assert at.header.noise == (0.9, 0.5, 0.3, 0.05)
         assert not at.header.noise_assumed
 
     def test_the_same_levels_change_nothing(self) -> None:
         made = books.make(None)
         again = made.resample(steps=made.header.noise)
-        assert torch.allclose(importance(again), importance(made), rtol=2 * code.ERROR, atol=BELOW)
+        assert torch.allclose(importance(again), importance(made), rtol=2 * ERROR, atol=BELOW)
 
     def test_by_count(self) -> None:
         made = books.make(None).resample(steps=7)
@@ -137,8 +138,8 @@ class TestSteps:
         at = made.resample(steps=[0.7, 0.6])
         assert at.header.transformers == ("transformer", "transformer_2")
         y = importance(at)
-        assert torch.allclose(y[0], x[1], rtol=2 * code.ERROR, atol=BELOW)
-        assert torch.allclose(y[1], x[2], rtol=2 * code.ERROR, atol=BELOW)
+        assert torch.allclose(y[0], x[1], rtol=2 * ERROR, atol=BELOW)
+        assert torch.allclose(y[1], x[2], rtol=2 * ERROR, atol=BELOW)
 
     @pytest.mark.parametrize("steps", [0, -1, True, [], [float("nan")], 10**6])
     def test_refused(self, steps: Any) -> None:
@@ -181,11 +182,11 @@ class TestMerge:
         b = books.make(None, seed=2, prompts=("d" * 32,), budgets=(0.7,))
         both = a.merge(b)
         want = (3 * importance(a) + importance(b)) / 4
-        assert torch.allclose(importance(both), want, rtol=2 * code.ERROR, atol=BELOW)
+        assert torch.allclose(importance(both), want, rtol=2 * ERROR, atol=BELOW)
         assert both.budgets == (0.3, 0.5, 0.7)
         assert len(both.header.prompts) == 4
         other = importance(b.merge(a))
-        assert torch.allclose(importance(both), other, rtol=2 * code.ERROR, atol=BELOW)
+        assert torch.allclose(importance(both), other, rtol=2 * ERROR, atol=BELOW)
 
     @pytest.mark.parametrize(
         ("changes", "match"),

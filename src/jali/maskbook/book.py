@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.maskbook import code
+from jali.maskbook import quantization
 from jali.maskbook.bits import plan_of
 from jali.maskbook.container import BookError, Bytes, Container, read_container, replacing
 from jali.maskbook.derive import keep_bits
@@ -117,7 +117,7 @@ class MaskBook:
         at = self.branch_index(branch)
         codes = _tensor(self._container.tensor("importance")[step, layer, at])
         peaks = _tensor(self._container.tensor("peaks")[step, layer, at])
-        return code.decode(codes, peaks)
+        return quantization.dequantize(codes, peaks)
 
     def bits(self, budget: float, step: int) -> Bytes:
         """The bits of a step, checked. uint8 [layers, branches, H, M, ⌈N / 8⌉], mapped."""

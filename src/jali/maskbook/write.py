@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.maskbook import code
+from jali.maskbook import quantization
 from jali.maskbook.book import KIND, MaskBook, checksum, digest
 from jali.maskbook.container import Writer, replacing
 from jali.maskbook.derive import keep_bits
@@ -85,7 +85,7 @@ def _fill(
                 writer.put(f"bits.{i}", bits, place * per_slab[f"bits.{i}"])
                 checks[i, step, layer] = checksum(bits)
             if header.importance:
-                codes, peaks = code.encode(x)
+                codes, peaks = quantization.quantize(x)
                 worst = max(worst, _error(x, codes, peaks))
                 raw, top = codes.cpu().numpy(), peaks.cpu().numpy()
                 writer.put("importance", raw, place * per_slab["importance"])
@@ -122,6 +122,6 @@ def _check_slab(x: Tensor, header: Header, step: int, layer: int) -> None:
 
 def _error(x: Tensor, codes: Tensor, peaks: Tensor) -> float:
     """The largest relative error of the values that the code can hold."""
-    held = x > peaks[..., None] * 2.0**-code.OCTAVES
-    off = (code.decode(codes, peaks) - x).abs() / x.clamp_min(torch.finfo(x.dtype).tiny)
+    held = x > peaks[..., None] * 2.0**-quantization.OCTAVES
+    off = (quantization.dequantize(codes, peaks) - x).abs() / x.clamp_min(torch.finfo(x.dtype).tiny)
     return float(off[held].max()) if bool(held.any()) else 0.0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jali.integration.scene import Seen
 from jali.maskbook import MEAN
-from jali.maskbook.calibration.running import RunningMean
+from jali.maskbook.calibration.running_mean import RunningMean
 from jali.maskbook.calibration.scorer import Scorer
 from jali.methods import Method, Query
 from jali.planning.plan import BlockPlan

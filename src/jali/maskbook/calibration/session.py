@@ -15,9 +15,15 @@ import torch
 
 from jali.integration.modes import apply_sparse_attention
 from jali.maskbook import Fingerprint, Header, MaskBook, write_book
-from jali.maskbook.calibration.asked import Asked, branches_of, budgets_of, digest, prompts_of
 from jali.maskbook.calibration.recorder import Recorder, Unplanned
-from jali.maskbook.calibration.running import RunningMean, locked
+from jali.maskbook.calibration.request import (
+    CalibrationRequest,
+    branches_of,
+    budgets_of,
+    digest,
+    prompts_of,
+)
+from jali.maskbook.calibration.running_mean import RunningMean, locked
 from jali.maskbook.calibration.scorer import Sampled, Scorer
 from jali.maskbook.container import PICKLES
 from jali.maskbook.fingerprint import fingerprint
@@ -81,7 +87,7 @@ def calibrate(
     for bit. While a prompt runs, two means are on disk, four bytes a block each.
     """
     output = Path(output)
-    asked = Asked(
+    request = CalibrationRequest(
         prompts=prompts_of(prompts), seed=seed, budgets=budgets_of(budgets, importance),
         branches=branches_of(branches), importance=importance, sharpness=float(sharpness),
         scorer=scorer or Sampled(), blocks=blocks or Blocks(256, 128), order=order or Raster(),
@@ -92,24 +98,28 @@ def calibrate(
     marks = {name: fingerprint(module) for name, module in transformers.items()}
     for module in transformers.values():
         _refuse_ranks(module)
-    settings = asked.settings(marks)
+    settings = request.settings(marks)
     folder = output.with_name(output.name + ".partial")
-    if resume and not folder.exists() and (done := _finished(output, asked, settings)) is not None:
+    if (
+        resume
+        and not folder.exists()
+        and (done := _finished(output, request, settings)) is not None
+    ):
         log.info("jali: %s is complete already", output)
         return done
     with locked(folder):
         found = _unfinished(folder, settings, resume)
         made = found
         try:
-            run = generate or _generator(pipe, asked)
-            made = _record(pipe, run, asked, settings, folder, found, progress)
-            header = _header(made, asked, marks)
+            run = generate or _generator(pipe, request)
+            made = _record(pipe, run, request, settings, folder, found, progress)
+            header = _header(made, request, marks)
             book = write_book(
                 output,
                 header,
                 lambda step, layer: torch.from_numpy(made.slab(step, layer)),
                 device_of(next(iter(transformers.values()))),
-                _writing(progress, len(asked.prompts)),
+                _writing(progress, len(request.prompts)),
                 scratch=folder,
             )
         except BaseException:
@@ -126,7 +136,7 @@ def calibrate(
 def _record(
     pipe: Any,
     generate: Callable[[str, int], Any],
-    asked: Asked,
+    request: CalibrationRequest,
     settings: dict[str, Any],
     folder: Path,
     found: RunningMean | None,
@@ -135,8 +145,8 @@ def _record(
     """Run the prompts that are left."""
     done = 0 if found is None else found.done
     if found is not None:
-        log.info("jali: going on after %d of %d prompts", done, len(asked.prompts))
-    if found is not None and done == len(asked.prompts):
+        log.info("jali: going on after %d of %d prompts", done, len(request.prompts))
+    if found is not None and done == len(request.prompts):
         return found
     current = done
 
@@ -145,19 +155,21 @@ def _record(
 
     def on_step(step: int, steps: int) -> None:
         if progress is not None:
-            progress(Progress(current, len(asked.prompts), step, steps))
+            progress(Progress(current, len(request.prompts), step, steps))
 
-    recorder = Recorder(asked.scorer, asked.blocks, asked.order, asked.branches, start, on_step)
+    recorder = Recorder(
+        request.scorer, request.blocks, request.order, request.branches, start, on_step
+    )
     handle = apply_sparse_attention(pipe, Unplanned())
     # Every call has to come by, also where the user chose who does the dense ones.
     handle.run.dense_choice = None
     handle.run.watch = recorder
     try:
-        for current in range(done, len(asked.prompts)):
+        for current in range(done, len(request.prompts)):
             if recorder.mean is not None:
                 recorder.mean.begin()
             with torch.no_grad():
-                generate(asked.prompts[current], asked.seed + current)
+                generate(request.prompts[current], request.seed + current)
             recorder.finish()
             assert recorder.mean is not None
             _check_complete(recorder, handle.run.left_out)
@@ -226,28 +238,28 @@ def _facts(recorder: Recorder, pipe: Any) -> dict[str, Any]:
     }
 
 
-def _generator(pipe: Any, asked: Asked) -> Callable[[str, int], Any]:
-    if asked.model is not None:
+def _generator(pipe: Any, request: CalibrationRequest) -> Callable[[str, int], Any]:
+    if request.model is not None:
         from jali.integration.models.pipeline import generate_video
 
-        model = asked.model
+        model = request.model
 
         def by_name(prompt: str, seed: int) -> Any:
             return generate_video(
-                pipe, prompt, model, steps=asked.steps, seed=seed, **asked.arguments
+                pipe, prompt, model, steps=request.steps, seed=seed, **request.arguments
             )
 
         return by_name
 
     def direct(prompt: str, seed: int) -> Any:
-        given = {} if asked.steps is None else {"num_inference_steps": asked.steps}
+        given = {} if request.steps is None else {"num_inference_steps": request.steps}
         return pipe(
             **{
                 "prompt": prompt,
                 "output_type": "latent",  # pictures are not needed
                 "generator": torch.Generator().manual_seed(seed),
                 **given,
-                **asked.arguments,
+                **request.arguments,
             }
         )
 
@@ -257,39 +269,43 @@ def _generator(pipe: Any, asked: Asked) -> Callable[[str, int], Any]:
 # The book
 
 
-def _header(made: RunningMean, asked: Asked, marks: dict[str, Fingerprint]) -> Header:
+def _header(
+    made: RunningMean, request: CalibrationRequest, marks: dict[str, Fingerprint]
+) -> Header:
     facts = made.facts
     _, layers, _, heads, _, _ = made.shape
     used = {name: mark for name, mark in marks.items() if name in facts["transformers"]}
     grid: TokenGrid = read_grid(facts["grid"])
     plain = {
         name: value
-        for name, value in asked.arguments.items()
+        for name, value in request.arguments.items()
         if value is None or isinstance(value, bool | int | float)
     }
     return Header(
         fingerprints=used,
         grid=grid,
-        order=asked.order,
-        blocks=asked.blocks,
+        order=request.order,
+        blocks=request.blocks,
         layers=layers,
         heads=heads,
         noise=tuple(facts["noise"]),
         noise_kind=facts["noise_kind"],
         transformers=tuple(facts["transformers"]),
-        branches=asked.branches,
-        budgets=asked.budgets,
-        prompts=asked.digests,
-        importance=asked.importance,
-        sharpness=asked.sharpness,
-        scorer=asked.scorer.name,
-        model=asked.model,
-        settings={**plain, "seed": asked.seed, "calibration": digest(facts["settings"])},
+        branches=request.branches,
+        budgets=request.budgets,
+        prompts=request.digests,
+        importance=request.importance,
+        sharpness=request.sharpness,
+        scorer=request.scorer.name,
+        model=request.model,
+        settings={**plain, "seed": request.seed, "calibration": digest(facts["settings"])},
         jali=__version__,
     )
 
 
-def _finished(output: Path, asked: Asked, settings: dict[str, Any]) -> MaskBook | None:
+def _finished(
+    output: Path, request: CalibrationRequest, settings: dict[str, Any]
+) -> MaskBook | None:
     """The book that this calibration would make, where it lies there already."""
     if not output.exists():
         return None
@@ -298,7 +314,7 @@ def _finished(output: Path, asked: Asked, settings: dict[str, Any]) -> MaskBook 
         h = book.header
         same = h.settings.get("calibration") == digest(settings) and not h.history
         rest = (h.budgets, h.importance, h.sharpness)
-        if same and rest == (asked.budgets, asked.importance, asked.sharpness):
+        if same and rest == (request.budgets, request.importance, request.sharpness):
             return book
     return None
 

@@ -17,7 +17,7 @@ OCTAVES = 20.0
 ERROR = 2.0 ** (OCTAVES / STEPS / 2) - 1.0
 
 
-def encode(importance: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(importance: Tensor) -> tuple[Tensor, Tensor]:
     """fp32 [..., N] >= 0 -> codes uint8 [..., N] and the rows' largest values fp32 [...]."""
     peak = importance.amax(-1)
     below = -torch.log2(importance / peak.clamp_min(torch.finfo(torch.float32).tiny)[..., None])
@@ -25,7 +25,7 @@ def encode(importance: Tensor) -> tuple[Tensor, Tensor]:
     return code.clamp(0, 255).nan_to_num(0).to(torch.uint8), peak
 
 
-def decode(code: Tensor, peak: Tensor) -> Tensor:
+def dequantize(code: Tensor, peak: Tensor) -> Tensor:
     """The other way. fp32 [..., N]."""
     return _values(code.device)[code.int()] * peak[..., None]
 

@@ -21,7 +21,7 @@ BRANCHES = {"mean": (MEAN,), "separate": ("cond", "uncond")}
 
 
 @dataclass(frozen=True)
-class Asked:
+class CalibrationRequest:
     """The arguments of a calibration, checked."""
 
     prompts: tuple[str, ...]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jali.maskbook import container
-from jali.maskbook.calibration.running import RunningMean, locked
+from jali.maskbook.calibration.running_mean import RunningMean, locked
 
 SHAPE = (3, 2, 1, 2, 4, 5)
 PROMPTS = 3
