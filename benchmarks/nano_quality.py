@@ -1,6 +1,6 @@
 """What each method costs in quality, on nano, at equal achieved cost, controls beside them.
 
-    python benchmarks/nano_quality.py --output benchmarks/results/quality-nano.json
+    python -m benchmarks.nano_quality --output benchmarks/results/quality-nano.json
 
 Every row: the same prompts and seeds as the dense run, PSNR / SSIM / LPIPS of the decoded frames
 against it. Budgets are searched so that what the sparse calls really cost is the asked number.
@@ -24,8 +24,8 @@ from torch import Tensor
 from jali import __version__, load_pipeline, make_method, sparse_processor_mode
 from jali.evaluation.quality.metric import lpips, psnr, ssim
 from jali.methods import Method
-from jali.nano.autoencoder import decode_whole
 from jali.nano.grammar import prompts
+from training.autoencoder import decode_whole
 
 METHODS = ("entropy", "cached", "psa", "rf_v2", "ada_bsa", "random", "local")
 COSTS = (0.7, 0.5, 0.3, 0.2)

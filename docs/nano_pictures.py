@@ -2,7 +2,7 @@
 
 python docs/nano_pictures.py losses           # from benchmarks/results/nano-training.json
 python docs/nano_pictures.py heads            # what each head attends to, two minutes on a CPU
-python docs/nano_pictures.py sheet PNG NAME   # a contact sheet of jali.nano.evidence, made small
+python docs/nano_pictures.py sheet PNG NAME   # a contact sheet of training.evidence, made small
 python docs/nano_pictures.py film MP4         # side-by-side.mp4 of a demo, made small
 """
 

@@ -14,12 +14,12 @@ quiet() { grep -v "should be kept\|Warning\|Loading\|Writing\|return node"; }
 
 case $1 in
 start)
-  mkdir -p "$STATE" && rm -rf "$CODE" && cp -r src "$CODE"
+  mkdir -p "$STATE" && rm -rf "$CODE" && cp -r src "$CODE" && cp -r training "$CODE"
   cat > "$STATE/run.sh" <<END
     export PYTHONPATH=${PACKAGES:-}:$CODE
-    train() { python3 -m jali.nano.train --autoencoder "$CODE/jali/nano/weights/vae" "\$@"; }
+    train() { python3 -m training.train --autoencoder "$CODE/jali/nano/weights/vae" "\$@"; }
     date +%T; train --state "$STATE-try" --pace 0.02 --export "$STATE-try/pipe" &&
-      python3 -m jali.nano.evidence --weights "$STATE-try/pipe" --prompts 4 --output "$STATE-try/evidence.json" \
+      python3 -m training.evidence --weights "$STATE-try/pipe" --prompts 4 --output "$STATE-try/evidence.json" \
         --sheet "$STATE-try/sheet.png" && date +%T && train --state "$STATE" --export "$STATE/pipe"
     echo "over with \$?"; date +%T; touch "$STATE/over"
 END
@@ -39,11 +39,11 @@ look)
   made=$STATE/look; mkdir -p "$made"
   for size in "128 128 33" "192 320 37"; do
     read -r height width frames <<< "$size"
-    python3 -m jali.nano.evidence --weights "$STATE/pipe" --height "$height" --width "$width" --frames "$frames" \
+    python3 -m training.evidence --weights "$STATE/pipe" --height "$height" --width "$width" --frames "$frames" \
       --output "$made/evidence-${height}x$width.json" --sheet "$OUT/sheet-${height}x$width.png" > "$made/evidence-$height.log" 2>&1 &
   done
   for some in ${METHODS:-entropy,cached psa,random rf_v2,local ada_bsa}; do
-    python3 benchmarks/nano_quality.py --path "$STATE/pipe" --methods $some --output "$made/quality-${some%,*}.json" \
+    python3 -m benchmarks.nano_quality --path "$STATE/pipe" --methods $some --output "$made/quality-${some%,*}.json" \
       > "$made/quality-${some%,*}.log" 2>&1 &
   done
   OUT=$made python3 benchmarks/dev/book_quality.py --path "$STATE/pipe" > "$made/book.log" 2>&1 &

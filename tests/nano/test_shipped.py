@@ -12,9 +12,9 @@ import torch
 
 from jali import generate_video, load_pipeline
 from jali.nano import folder
-from jali.nano.film import film
 from jali.nano.grammar import MOTIONS, sample_scenes, understood
-from jali.nano.judge import judge
+from training.film import film
+from training.judge import judge
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 

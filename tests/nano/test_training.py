@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from jali.nano import config, flow, latents, reader, train
-from jali.nano.autoencoder import decode_whole, encode_whole
-from jali.nano.listening import listen_without_padding
-from jali.nano.muon import Muon, orthogonal
+from training import config, flow, latents, reader, train
+from training.autoencoder import decode_whole, encode_whole
+from training.listening import listen_without_padding
+from training.muon import Muon, orthogonal
 
 
 @pytest.fixture

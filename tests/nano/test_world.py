@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from jali.nano import grammar
-from jali.nano.film import film
 from jali.nano.grammar import held_out, prompts, sample_scenes, understood
-from jali.nano.judge import Verdict, judge
+from training.film import film
+from training.judge import Verdict, judge
 
 
 def frames_of(scenes: grammar.Scenes, index: int, size: int = 64, count: int = 33) -> torch.Tensor:

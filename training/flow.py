@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from jali.nano import config
-from jali.nano.latents import CLIPS, LONGEST, PICTURES, WIDE_CLIPS, WIDE_PICTURES, Latents, Set
-from jali.nano.listening import listen_without_padding
-from jali.nano.muon import Muon
-from jali.nano.trainer import Clock, Trainer, adam, say
+from training import config
+from training.latents import CLIPS, LONGEST, PICTURES, WIDE_CLIPS, WIDE_PICTURES, Latents, Set
+from training.listening import listen_without_padding
+from training.muon import Muon
+from training.trainer import Clock, Trainer, adam, say
 
 
 @dataclass(frozen=True, slots=True)

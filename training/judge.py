@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jali.nano.film import distance
 from jali.nano.grammar import COLOURS, SHAPES
+from training.film import distance
 
 MOVED = 0.15  # heights
 GROWN = 0.65  # of the logarithm of the area

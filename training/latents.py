@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jali.nano import config
-from jali.nano.autoencoder import encode_whole
-from jali.nano.film import film
 from jali.nano.grammar import sample_scenes
-from jali.nano.trainer import say
+from training import config
+from training.autoencoder import encode_whole
+from training.film import film
+from training.trainer import say
 
 LONGEST = 176  # bytes: the longest caption has 170, then its end, and zeros
 

@@ -1,6 +1,6 @@
 """How nano was trained: autoencoder, text encoder, latents once, then flow matching.
 
-    python -m jali.nano.train --state RUN --export src/jali/nano/weights
+    python -m training.train --state RUN --export src/jali/nano/weights
 
 Every stage ends with a file in `RUN`, and is skipped when that file is there, so a run that was cut
 off goes on with the stage it was in. Learning rates fall with the clock, not with a step count: the
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from jali.integration.models.integrity import write_checksums
-from jali.nano import config
-from jali.nano.autoencoder import decode_whole, encode_whole
-from jali.nano.film import film
-from jali.nano.flow import Model, train_flow
 from jali.nano.grammar import sample_scenes
-from jali.nano.latents import CLIPS, WIDE_CLIPS, Set, channels, load_latents, save_statistics
-from jali.nano.reader import Reader, lesson
-from jali.nano.trainer import Clock, Trainer, adam, say
+from training import config
+from training.autoencoder import decode_whole, encode_whole
+from training.film import film
+from training.flow import Model, train_flow
+from training.latents import CLIPS, WIDE_CLIPS, Set, channels, load_latents, save_statistics
+from training.reader import Reader, lesson
+from training.trainer import Clock, Trainer, adam, say
 
 # Seconds on one H200; `--pace 0.1` tries the whole recipe at a tenth of the length.
 SECONDS = {"autoencoder": 272.0, "text": 25.0, "flow": 760.0}

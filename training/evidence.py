@@ -1,6 +1,6 @@
 """Does nano make what it is asked for? Held-out prompts, generated, read back by the judge.
 
-python -m jali.nano.evidence --output evidence.json --sheet sheet.png
+python -m training.evidence --output evidence.json --sheet sheet.png
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from jali.nano import folder
-from jali.nano.film import film
 from jali.nano.grammar import prompts, sample_scenes, understood
-from jali.nano.judge import judge
+from training.film import film
+from training.judge import judge
 
 ASPECTS = ("colour", "shape", "motion")
 
