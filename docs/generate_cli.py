@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from jali.cli.main import app
+from jali.cli.options import name_methods
 
 PAGE = Path(__file__).parent / "cli.md"
 HEAD = """# Command line
@@ -54,6 +55,7 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 
 
 def section(words: tuple[str, ...], command: Any) -> Iterator[str]:
+    name_methods(command)
     name = " ".join(words)
     text, examples = split(f"{command.help or ''}\n\n{command.epilog or ''}")
     yield from (f"## jali {name}", "", text, "")

@@ -164,7 +164,7 @@ def test_a_book_is_replayed(jali: Jali, small: Small, tmp_path: Path) -> None:
     [
         (["--model=wan-t2v-2b"], "unknown model 'wan-t2v-2b'"),
         (["--method=entropie"], "unknown method or preset 'entropie'; did you mean 'entropy'?"),
-        (["--budget=1.5"], "mean_budget must be in [0, 1]"),
+        (["--budget=1.5"], "--budget must be a number above 0 and at most 1, got 1.5"),
         (["--option=samples"], "--option is NAME=VALUE, got 'samples'"),
         (["--option=colour=red"], "has no key 'colour'"),
         (["--preset=psa_fast"], "has no preset 'psa_fast'"),

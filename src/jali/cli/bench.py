@@ -16,6 +16,8 @@ from rich.table import Table
 
 from jali.cli.exits import input_errors, job_errors, refuse
 from jali.cli.old_names import OldNames
+from jali.cli.options import MACHINE, SIZES, PromptFile, Prompts, with_settings
+from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
     from jali.evaluation.bench import pipeline as pipeline_bench
@@ -104,8 +106,9 @@ def kernel(
 
 
 @app.command("pipeline", cls=OldNames)
+@with_settings("model", "warmup_frac", "backend", *SIZES, "arguments", "lora", *MACHINE)
 def pipeline(
-    model: Annotated[str, typer.Option(help="A name of the registry; see `jali doctor`.")] = "nano",
+    settings: Settings,
     methods: Annotated[
         str, typer.Option(help="Methods and presets, comma-separated; dense is always there.")
     ] = METHODS,
@@ -113,48 +116,12 @@ def pipeline(
     masks: Annotated[
         Path | None, typer.Option(help="A calibrated MaskBook: cached too.", show_default=False)
     ] = None,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="One clip; again for more.", show_default=False)
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="A text file, one prompt a line.", show_default=False)
-    ] = None,
+    prompt: Prompts = None,
+    prompts: PromptFile = None,
     num_prompts: Annotated[
         int | None,
         typer.Option(min=1, help="Only the first N.", show_default="2 of the shipped set"),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Of denoising.", show_default="the model's")
-    ] = None,
-    height: Annotated[
-        int | None, typer.Option(help="In pixels.", show_default="the model's")
-    ] = None,
-    width: Annotated[
-        int | None, typer.Option(help="In pixels.", show_default="the model's")
-    ] = None,
-    num_frames: Annotated[
-        int | None, typer.Option(help="Images have one.", show_default="the model's")
-    ] = None,
-    guidance: Annotated[
-        float | None,
-        typer.Option(help="How strongly the prompt counts.", show_default="the model's"),
-    ] = None,
-    argument: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for the pipeline's own call.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Clip i has seed + i.")] = 0,
-    warmup_frac: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Share of dense first steps.", show_default="0.2"),
-    ] = None,
-    backend: Annotated[str, typer.Option(help="auto, or one of `jali doctor`.")] = "auto",
-    path: Annotated[str | None, typer.Option(help="Local folder or hub id.")] = None,
-    lora: Annotated[str | None, typer.Option(help="A file, or REPO:FOLDER/FILE.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
-    cpu_offload: Annotated[
-        bool, typer.Option("--cpu-offload", help="Parts wait in host memory.")
-    ] = False,
     output_dir: Annotated[
         Path | None,
         typer.Option(
@@ -173,25 +140,18 @@ def pipeline(
 
       jali bench pipeline --model nano --masks nano.safetensors --output-dir runs/cached
     """
-    from jali.cli.generate import chosen_prompts, values
+    from jali.cli.generate import chosen_prompts
     from jali.cli.quiet import quiet_libraries
     from jali.evaluation.bench import pipeline as bench_
-    from jali.generation import Settings
     from jali.generation.produce import check_sizes, load
 
     with input_errors():
-        base = Settings(
-            model=model, path=path, backend=backend, warmup_frac=warmup_frac, steps=steps,
-            guidance=guidance, seed=seed, height=height, width=width, num_frames=num_frames,
-            arguments=values(argument, "--argument"), lora=lora, device=device, dtype=dtype,
-            cpu_offload=cpu_offload,
-        )  # fmt: skip
         asked = [name.strip() for name in methods.split(",") if name.strip()]
         runs = bench_.candidates(
-            base, asked, _budgets(budgets), None if masks is None else str(masks)
+            settings, asked, _budgets(budgets), None if masks is None else str(masks)
         )
         few = 2 if num_prompts is None and not prompt and prompts is None else num_prompts
-        texts = chosen_prompts(base.model, prompt, prompts, few)
+        texts = chosen_prompts(settings.model, prompt, prompts, few)
         folder = output_dir or Path("outputs") / f"bench-{runs[bench_.DENSE].model}"
         bench_.check_empty(folder)
     quiet_libraries()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jali.cli.exits import input_errors, job_errors
-from jali.cli.options import CpuOffload, Device, Dtype, SourcePath
+from jali.cli.options import MACHINE, SIZES, PromptFile, with_settings
+from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
     from jali.maskbook.calibration import Progress
@@ -22,15 +23,13 @@ EXAMPLES = (
     "jali calibrate --model wan-t2v-1.3b --prompts mine.txt --output wan.safetensors --resume",
 )
 NUM_PROMPTS = 2
-SIZE = "What is run"
 
 
+@with_settings("model", *SIZES, *MACHINE)
 def calibrate(
+    settings: Settings,
     output: Annotated[Path, typer.Option(help="The book, a .safetensors file.")],
-    model: Annotated[str, typer.Option(help="A name of the registry; see `jali doctor`.")] = "nano",
-    prompts: Annotated[
-        Path | None, typer.Option(help="A text file, one prompt a line.", show_default=False)
-    ] = None,
+    prompts: PromptFile = None,
     num_prompts: Annotated[
         int | None,
         typer.Option(
@@ -58,22 +57,6 @@ def calibrate(
     ] = False,
     q_block: Annotated[int, typer.Option(min=1, help="Queries in a block.")] = 256,
     k_block: Annotated[int, typer.Option(min=1, help="Keys in a block.")] = 128,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Prompt i has seed + i.", rich_help_panel=SIZE)
-    ] = 0,
-    height: Annotated[int | None, typer.Option(help="In pixels.", rich_help_panel=SIZE)] = None,
-    width: Annotated[int | None, typer.Option(help="In pixels.", rich_help_panel=SIZE)] = None,
-    num_frames: Annotated[int | None, typer.Option(rich_help_panel=SIZE)] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Of denoising.", rich_help_panel=SIZE)
-    ] = None,
-    guidance: Annotated[
-        float | None, typer.Option(help="How strongly the prompt counts.", rich_help_panel=SIZE)
-    ] = None,
-    path: SourcePath = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    cpu_offload: CpuOffload = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print facts of the book as JSON, and nothing else.")
     ] = False,
@@ -83,40 +66,25 @@ def calibrate(
 
     with input_errors():
         asked = _numbers(budgets)
-        texts = _prompts(model, prompts, num_prompts)
-        from jali.integration.models.pipeline import load_pipeline
+        texts = _prompts(settings.model, prompts, num_prompts)
+        from jali.generation.produce import load
         from jali.maskbook.calibration import calibrate as record
         from jali.tokens.layout import Blocks
 
-        sizes: dict[str, Any] = {
+        sizes = {
             name: value
-            for name, value in (
-                ("height", height),
-                ("width", width),
-                ("num_frames", num_frames),
-                ("guidance", guidance),
-            )
-            if value is not None
+            for name in ("height", "width", "num_frames", "guidance")
+            if (value := getattr(settings, name)) is not None
         }
-        pipe = load_pipeline(
-            model,
-            path=path,
-            device=device,
-            dtype=dtype,
-            cpu_offload=cpu_offload,
-            height=height,
-            width=width,
-        )
-        if hasattr(pipe, "set_progress_bar_config"):
-            pipe.set_progress_bar_config(disable=True)  # there is one for the whole calibration
+        pipe = load(settings)
     with job_errors(), _bar(quiet=as_json) as progress:
         book = record(
             pipe,
             texts,
             output,
-            model=model,
-            steps=steps,
-            seed=seed,
+            model=settings.model,
+            steps=settings.steps,
+            seed=settings.seed,
             budgets=asked,
             branches=branches,
             importance=importance,

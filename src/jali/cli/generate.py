@@ -12,22 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jali.cli.exits import input_errors, job_errors, refuse
-from jali.cli.options import (
-    ATTENTION,
-    SIZE,
-    BackendName,
-    ContextParallel,
-    CpuOffload,
-    DenseFirstLayer,
-    Device,
-    Dtype,
-    Seed,
-    SourcePath,
-    TensorParallel,
-)
+from jali.cli.options import PromptFile, Prompts, with_settings
+from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
-    from jali.generation import Gallery, Settings, Tick
+    from jali.generation import Gallery, Tick
 
 EXAMPLES = (
     'jali generate --model nano --prompt "a red striped ball moves right" --with-dense',
@@ -37,14 +26,11 @@ EXAMPLES = (
 )
 
 
+@with_settings()
 def generate(
-    model: Annotated[str, typer.Option(help="A name of the registry; see `jali doctor`.")] = "nano",
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="One clip; again for more.", show_default=False)
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="A text file, one prompt a line.", show_default=False)
-    ] = None,
+    settings: Settings,
+    prompt: Prompts = None,
+    prompts: PromptFile = None,
     num_prompts: Annotated[
         int | None,
         typer.Option(min=1, help="Only the first N; without prompts, of the shipped set."),
@@ -56,130 +42,16 @@ def generate(
     with_dense: Annotated[
         bool, typer.Option("--with-dense", help="Dense too: DIR/dense beside DIR/METHOD.")
     ] = False,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="dense, psa, rf_v2, ada_bsa, random, local.",
-            show_default="entropy",
-            rich_help_panel=ATTENTION,
-        ),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            help="Asked share of dense attention's work.",
-            show_default="0.5, or the preset's",
-            rich_help_panel=ATTENTION,
-        ),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="A method by preset; see `jali presets`.", rich_help_panel=ATTENTION),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A preset file, jali's or PSA's.", rich_help_panel=ATTENTION)
-    ] = None,
-    masks: Annotated[
-        Path | None,
-        typer.Option(help="A calibrated MaskBook: the method cached.", rich_help_panel=ATTENTION),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=VALUE of the method's own, again for more.", rich_help_panel=ATTENTION
-        ),
-    ] = None,
-    warmup_frac: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Share of dense first steps.",
-            show_default="0.2, or the preset's",
-            rich_help_panel=ATTENTION,
-        ),
-    ] = None,
-    dense_first_layer: DenseFirstLayer = None,
-    backend: BackendName = "auto",
-    seed: Seed = 0,
-    height: Annotated[
-        int | None,
-        typer.Option(help="In pixels.", show_default="the model's", rich_help_panel=SIZE),
-    ] = None,
-    width: Annotated[
-        int | None,
-        typer.Option(help="In pixels.", show_default="the model's", rich_help_panel=SIZE),
-    ] = None,
-    num_frames: Annotated[
-        int | None,
-        typer.Option(help="Images have one.", show_default="the model's", rich_help_panel=SIZE),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Of denoising.", show_default="the model's", rich_help_panel=SIZE),
-    ] = None,
-    guidance: Annotated[
-        float | None,
-        typer.Option(
-            help="How strongly the prompt counts.", show_default="the model's", rich_help_panel=SIZE
-        ),
-    ] = None,
-    negative_prompt: Annotated[
-        str | None, typer.Option(help="What to keep away from.", rich_help_panel=SIZE)
-    ] = None,
-    argument: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=VALUE for the pipeline's own call, again for more.", rich_help_panel=SIZE
-        ),
-    ] = None,
-    lora: Annotated[
-        str | None,
-        typer.Option(help="A file, a folder, or REPO:FOLDER/FILE.", rich_help_panel=SIZE),
-    ] = None,
-    path: SourcePath = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    cpu_offload: CpuOffload = False,
-    context_parallel: ContextParallel = 1,
-    tensor_parallel: TensorParallel = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the manifests, and nothing else.")
     ] = False,
 ) -> None:
     """Make clips, sparse or dense: mp4 for people, lossless for metrics, and a manifest."""
     from jali.cli.quiet import quiet_libraries
-    from jali.generation import Settings, produce
+    from jali.generation import produce
     from jali.generation.ranks import check_ranks
 
     with input_errors():
-        settings = Settings(
-            model=model,
-            path=path,
-            method=method,
-            preset=preset,
-            config=None if config is None else str(config),
-            options=values(option, "--option"),
-            budget=budget,
-            masks=None if masks is None else str(masks),
-            backend=backend,
-            warmup_frac=warmup_frac,
-            dense_first_layer=dense_first_layer,
-            steps=steps,
-            guidance=guidance,
-            seed=seed,
-            height=height,
-            width=width,
-            num_frames=num_frames,
-            negative_prompt=negative_prompt,
-            arguments=values(argument, "--argument"),
-            lora=lora,
-            device=device,
-            dtype=dtype,
-            cpu_offload=cpu_offload,
-            context_parallel=context_parallel,
-            tensor_parallel=tensor_parallel,
-        )
         check_ranks(settings)
         settings = settings.resolved()
         texts = chosen_prompts(settings.model, prompt, prompts, num_prompts)
@@ -210,22 +82,6 @@ def chosen_prompts(
     if count is not None and count > len(texts):
         raise ValueError(f"--num-prompts is {count}, but there are only {len(texts)} prompts")
     return texts[:count]
-
-
-def values(given: list[str] | None, flag: str) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value is read as YAML, so numbers are numbers."""
-    import yaml
-
-    found: dict[str, Any] = {}
-    for pair in given or ():
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise ValueError(f"{flag} is NAME=VALUE, got {pair!r}")
-        try:
-            found[name.strip().replace("-", "_")] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ValueError(f"{flag} {name}: {text!r} is not a value") from None
-    return found
 
 
 def _folder(settings: Settings, texts: tuple[str, ...], dense: bool) -> Path:

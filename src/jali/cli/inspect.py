@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jali.cli.exits import input_errors, job_errors
+from jali.cli.options import MACHINE, SIZES, Json, with_settings
+from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
     from jali.evaluation.inspection import Judged
-    from jali.generation import Settings
 
 EXAMPLES = (
     "jali inspect --model nano",
@@ -23,8 +24,9 @@ EXAMPLES = (
 TABLE, PICTURE = "inspection.json", "inspection.png"
 
 
+@with_settings("model", *SIZES, "arguments", "lora", *MACHINE)
 def inspect(
-    model: Annotated[str, typer.Option(help="A name of the registry; see `jali doctor`.")] = "nano",
+    settings: Settings,
     cost: Annotated[
         float, typer.Option(help="Share of dense attention's work that every method may do.")
     ] = 0.25,
@@ -36,42 +38,14 @@ def inspect(
     prompt: Annotated[
         str | None, typer.Option(help="What is generated.", show_default="the first shipped one")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(help="Of denoising, in all.", show_default="the model's")
-    ] = None,
-    height: Annotated[
-        int | None, typer.Option(help="In pixels.", show_default="the model's")
-    ] = None,
-    width: Annotated[
-        int | None, typer.Option(help="In pixels.", show_default="the model's")
-    ] = None,
-    num_frames: Annotated[
-        int | None, typer.Option(help="Images have one.", show_default="the model's")
-    ] = None,
-    guidance: Annotated[
-        float | None,
-        typer.Option(help="How strongly the prompt counts.", show_default="the model's"),
-    ] = None,
-    argument: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for the pipeline's own call.")
-    ] = None,
-    path: Annotated[str | None, typer.Option(help="Local folder or hub id.")] = None,
-    lora: Annotated[str | None, typer.Option(help="A file, or REPO:FOLDER/FILE.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
-    cpu_offload: Annotated[
-        bool, typer.Option("--cpu-offload", help="Parts wait in host memory.")
-    ] = False,
     output_dir: Annotated[
         Path | None, typer.Option(help="Where table and picture go.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show which method suits a model: what each keeps of its attention at equal cost."""
-    from jali.cli.generate import chosen_prompts, values
+    from jali.cli.generate import chosen_prompts
     from jali.evaluation.inspection import capture, judge
-    from jali.generation import Settings
     from jali.generation.produce import check_sizes, load
     from jali.methods import METHODS, near
 
@@ -84,11 +58,7 @@ def inspect(
                 known = [known for known in METHODS if known != "dense"]
                 raise ValueError(f"unknown method {name!r}{near(name, known)}")
         layers, at = _numbers(at_layers, "--at-layers"), _numbers(at_steps, "--at-steps")
-        settings = Settings(
-            model=model, path=path, method="dense", steps=steps, guidance=guidance, seed=seed,
-            height=height, width=width, num_frames=num_frames, lora=lora, device=device,
-            dtype=dtype, cpu_offload=cpu_offload, arguments=values(argument, "--argument"),
-        ).resolved()  # fmt: skip
+        settings = replace(settings, method="dense").resolved()
         text = chosen_prompts(settings.model, None if prompt is None else [prompt], None, 1)[0]
         folder = output_dir or Path("outputs") / f"inspect-{settings.model}"
         if folder.exists() and not folder.is_dir():

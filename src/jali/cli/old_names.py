@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+
+from jali.cli.options import NamesMethods
 
 # What an old flag becomes; its value, where it has one, follows.
 RENAMED: Mapping[str, str] = MappingProxyType(
@@ -60,7 +61,7 @@ def _translate(arguments: list[str], known: frozenset[str]) -> Iterator[str]:
             yield RENAMED.get(name, dashed if dashed in known else name) + equals + value
 
 
-class OldNames(TyperCommand):
+class OldNames(NamesMethods):
     """A command that also takes the flags of ESA's and PSA's scripts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from jali import files
 
 if TYPE_CHECKING:
     from jali.methods import Method
     from jali.presets import Preset
+
+ATTENTION, SIZE, PLACE = "Attention", "What is made", "Where and how it runs"
+COUNT, MODELS_OWN = "a count of at least 1", "the model's"
+RULES = {str: "text", Path: "text", bool: "true or false", Mapping: "names with their values"}
+
+
+class SettingError(ValueError):
+    """A value that a setting cannot have: `name` and what it `must` be, the value included."""
+
+    def __init__(self, name: str, must: str) -> None:
+        super().__init__(f"{name} {must}")
+        self.name, self.must = name, must
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDescription:
+    """What a setting takes, and the words for it: checks and command-line options are made of it.
+
+    `flag` is the option where it is not the setting's name, `shown` stands for the default in a
+    help text, and `usual` is the command line's own default.
+    """
+
+    kind: Any  # int, float, bool, str, Path (kept as text) or Mapping
+    help: str
+    panel: str | None
+    rule: str = ""  # what a number must be
+    least: float = -math.inf
+    most: float = math.inf
+    others: tuple[Any, ...] = ()  # values of another kind
+    flag: str | None = None
+    shown: str | None = None
+    usual: Any = None
+
+    def takes(self, value: Any) -> bool:
+        """Whether this may be the setting's value."""
+        if self.kind in (int, float):
+            number = (int, float) if self.kind is float else int
+            if isinstance(value, bool) or not isinstance(value, number):
+                return False
+            return math.isfinite(value) and self.least <= value <= self.most
+        if self.kind in (str, Path):
+            return isinstance(value, str) and (bool(value.strip()) or value in self.others)
+        return isinstance(value, self.kind) or value in self.others
+
+    def check(self, name: str, value: Any) -> None:
+        if not self.takes(value):
+            must = self.rule or RULES[self.kind]
+            raise SettingError(name, f"must be {must}, got {value!r}")
+
+
+def setting(kind: Any, default: Any, panel: str | None, help: str, **more: Any) -> Any:
+    """A field of `Settings` with its description."""
+    about = {"description": SettingDescription(kind, help, panel, **more)}
+    if default is Mapping:
+        return field(default_factory=dict, metadata=about)
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True)
@@ -22,46 +81,98 @@ class Settings:
     method "cached". `arguments` go to the pipeline as they are. `attention` is the method written
     out in full, schedule included; `resolved` fills it in.
 
-    The clip with number i has the seed `seed + i`.
+    The clip with number i has the seed `seed + i`. A value that cannot be raises `SettingError`,
+    a ValueError that names it.
+
+    >>> Settings("nano", budget=0.3, steps=8).resolved().method
+    'entropy'
     """
 
-    model: str
-    path: str | None = None
-    method: str | None = None
-    preset: str | None = None
-    config: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    budget: float | None = None
-    masks: str | None = None
-    backend: str = "auto"
-    warmup_frac: float | int | None = None
-    dense_first_layer: bool | None = None
-    steps: int | None = None
-    guidance: float | None = None
-    seed: int = 0
-    height: int | None = None
-    width: int | None = None
-    num_frames: int | None = None
-    negative_prompt: str | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    lora: str | None = None
-    device: str | None = None
-    dtype: str | None = None
-    cpu_offload: bool | str = False
-    context_parallel: int = 1
-    tensor_parallel: int = 1
-    attention: Mapping[str, Any] | None = None
+    model: str = setting(
+        str, MISSING, None, "A name of the registry; see `jali doctor`.", usual="nano"
+    )
+    path: str | None = setting(str, None, PLACE, "Local folder or hub id, not the usual one.")
+    method: str | None = setting(str, None, ATTENTION, "One of {methods}.", shown="entropy")
+    preset: str | None = setting(str, None, ATTENTION, "A method by preset; see `jali presets`.")
+    config: str | None = setting(Path, None, ATTENTION, "A preset file, jali's or PSA's.")
+    options: Mapping[str, Any] = setting(
+        Mapping, Mapping, ATTENTION, "NAME=VALUE of the method's own, again for more.",
+        flag="--option",
+    )  # fmt: skip
+    budget: float | None = setting(
+        float, None, ATTENTION, "Asked share of dense attention's work.",
+        rule="a number above 0 and at most 1", least=math.ulp(0.0), most=1,
+        shown="0.5, or the preset's",
+    )  # fmt: skip
+    masks: str | None = setting(Path, None, ATTENTION, "A calibrated MaskBook: the method cached.")
+    backend: str = setting(str, "auto", ATTENTION, "auto, or one of `jali doctor`.")
+    warmup_frac: float | int | None = setting(
+        float, None, ATTENTION, "Share of dense first steps.",
+        rule="a share in [0, 1], or an int count of steps", least=0, most=1,
+        shown="0.2, or the preset's",
+    )  # fmt: skip
+    dense_first_layer: bool | None = setting(
+        bool, None, ATTENTION, "Whether layer 0 stays dense.",
+        flag="--dense-first-layer/--sparse-first-layer",
+    )  # fmt: skip
+    steps: int | None = setting(
+        int, None, SIZE, "Of denoising.", rule=COUNT, least=1, shown=MODELS_OWN
+    )
+    guidance: float | None = setting(
+        float, None, SIZE, "How strongly the prompt counts.",
+        rule="a number of at least 0", least=0, shown=MODELS_OWN,
+    )  # fmt: skip
+    seed: int = setting(
+        int, 0, SIZE, "Of the noise; clip i has seed + i.",
+        rule="a whole number of at least 0", least=0,
+    )  # fmt: skip
+    height: int | None = setting(
+        int, None, SIZE, "In pixels.", rule=COUNT, least=1, shown=MODELS_OWN
+    )
+    width: int | None = setting(
+        int, None, SIZE, "In pixels.", rule=COUNT, least=1, shown=MODELS_OWN
+    )
+    num_frames: int | None = setting(
+        int, None, SIZE, "Images have one.", rule=COUNT, least=1, shown=MODELS_OWN
+    )
+    negative_prompt: str | None = setting(str, None, SIZE, "What to keep away from.", others=("",))
+    arguments: Mapping[str, Any] = setting(
+        Mapping, Mapping, SIZE, "NAME=VALUE for the pipeline's own call, again for more.",
+        flag="--argument",
+    )  # fmt: skip
+    lora: str | None = setting(str, None, SIZE, "A file, a folder, or REPO:FOLDER/FILE.")
+    device: str | None = setting(str, None, PLACE, "cuda or cpu; cuda where there is one.")
+    dtype: str | None = setting(str, None, PLACE, "bf16, fp16 or fp32.")
+    cpu_offload: bool | str = setting(
+        bool, False, PLACE, "Parts wait in host memory.",
+        others=("model", "sequential"), flag="--cpu-offload",
+    )  # fmt: skip
+    context_parallel: int = setting(
+        int, 1, PLACE, "Ranks that share a sequence (torchrun).", rule=COUNT, least=1
+    )
+    tensor_parallel: int = setting(
+        int, 1, PLACE, "Ranks that share the weights (torchrun).", rule=COUNT, least=1
+    )
+    attention: Mapping[str, Any] | None = setting(Mapping, None, None, "")
 
     def __post_init__(self) -> None:
-        for name in ("path", "config", "masks", "lora"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, str(getattr(self, name)))
-        for name in ("context_parallel", "tensor_parallel"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a count of at least 1, got {value!r}")
+        for own in fields(self):
+            value, about = getattr(self, own.name), own.metadata["description"]
+            if about.kind in (str, Path) and isinstance(value, Path):
+                object.__setattr__(self, own.name, str(value))
+            elif type(value).__module__ == "torch":  # a torch.device or torch.dtype
+                object.__setattr__(self, own.name, str(value).removeprefix("torch."))
+            elif not (value is None and own.default is None):
+                self._check(own.name, value, about)
         if self.context_parallel > 1 and self.tensor_parallel > 1:
             raise ValueError("context_parallel and tensor_parallel do not go together yet: one is")
+
+    def _check(self, name: str, value: Any, about: SettingDescription) -> None:
+        if name == "budget" and value == 0 and self.attention is not None:
+            return  # of a method written out, which may ask for nothing beyond forced blocks
+        if name == "warmup_frac" and isinstance(value, int) and value > 1:
+            about = replace(about, most=math.inf)  # a count of steps
+        about.check(name, value)
 
     @property
     def label(self) -> str:
@@ -193,7 +304,7 @@ class Settings:
     def digest(self) -> str:
         """SHA-256 of the settings as canonical JSON."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return files.digest(text)
 
     def differences(self, other: Settings) -> dict[str, tuple[Any, Any]]:
         """(here, there) of every setting that is not the same, as both are written down."""
