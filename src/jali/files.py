@@ -15,6 +15,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from jali.error import JobError
+
 log = logging.getLogger("jali")
 
 # Every file of ours is far smaller; a larger one is something else, and would fill the memory.
@@ -30,7 +32,7 @@ class WriteError(OSError):
     """
 
 
-class LockedError(RuntimeError):
+class LockedError(JobError):
     """Another process is at work there."""
 
 

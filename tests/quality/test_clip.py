@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from jali.clips.clip import Clip, read_clip, to_uint8, write_lossless, write_mp4
-from jali.clips.error import QualityError
 from jali.clips.source import open_source
+from jali.error import InputError
 from jali.evaluation.quality import metric
 from jali.files import WriteError
 
@@ -189,7 +189,7 @@ def test_every_damage_is_an_error_that_names_the_file(
     else:
         write_png(path, frames[0])
     spoil(path, how)
-    with pytest.raises(QualityError, match="clip") as caught:
+    with pytest.raises(InputError, match="clip") as caught:
         read_clip(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -203,14 +203,14 @@ def test_one_wrong_byte_in_a_lossless_clip_is_found(tmp_path: Path, share: float
     data = bytearray(path.read_bytes())
     data[int(len(data) * share)] ^= 1
     path.write_bytes(data)
-    with pytest.raises(QualityError, match=r"clip\.mkv is damaged: a checksum in it is wrong"):
+    with pytest.raises(InputError, match=r"clip\.mkv is damaged: a checksum in it is wrong"):
         read_clip(path)
 
 
 def test_unusable_tensors_are_named(tmp_path: Path) -> None:
     def refused(value: object, match: str) -> None:
         torch.save(value, tmp_path / "clip.pt")
-        with pytest.raises(QualityError, match=match):
+        with pytest.raises(InputError, match=match):
             read_clip(tmp_path / "clip.pt")
 
     refused(torch.rand(2, 8, 8, 3) * 2 - 1, r"values from -.* must lie in 0\.\.1")
@@ -227,16 +227,16 @@ def test_unusable_tensors_are_named(tmp_path: Path) -> None:
 
 
 def test_unusable_paths_are_named(tmp_path: Path, frames: Tensor) -> None:
-    with pytest.raises(QualityError, match=r"there is no clip at .*gone"):
+    with pytest.raises(InputError, match=r"there is no clip at .*gone"):
         read_clip(tmp_path / "gone.mp4")
-    with pytest.raises(QualityError, match="holds no images"):
+    with pytest.raises(InputError, match="holds no images"):
         read_clip(tmp_path)
     (tmp_path / "clip.doc").write_text("x")
-    with pytest.raises(QualityError, match="no clip that can be read"):
+    with pytest.raises(InputError, match="no clip that can be read"):
         read_clip(tmp_path / "clip.doc")
     write_png(tmp_path / "1.png", frames[0])
     write_png(tmp_path / "2.png", frames[1, :32])
-    with pytest.raises(QualityError, match=r"2\.png is 64×32, but the images before it are 64×48"):
+    with pytest.raises(InputError, match=r"2\.png is 64×32, but the images before it are 64×48"):
         read_clip(tmp_path)
 
 
@@ -249,11 +249,11 @@ def test_bad_frames_are_not_written(tmp_path: Path, frames: Tensor) -> None:
         (iter(()), "no frames to write"),
         (iter([frames, frames[:, :40]]), "differ in size"),
     ):
-        with pytest.raises(QualityError, match=match):
+        with pytest.raises(InputError, match=match):
             write_lossless(path, bad, 12)
-    with pytest.raises(QualityError, match="fps must be above 0"):
+    with pytest.raises(InputError, match="fps must be above 0"):
         write_mp4(path, frames, 0)
-    with pytest.raises(QualityError, match="fps must be"):
+    with pytest.raises(InputError, match="fps must be"):
         Clip(frames, float("nan"))
     assert not list(tmp_path.iterdir())
 

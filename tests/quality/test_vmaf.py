@@ -9,8 +9,8 @@ import torch
 from made_clips import disc, noisy
 
 from jali.clips.clip import read_clip, write_lossless
-from jali.clips.error import QualityError, QualityJobError
 from jali.clips.source import open_source
+from jali.error import InputError, JobError
 from jali.evaluation.quality import vmaf as module
 from jali.evaluation.quality.vmaf import SMALLEST_SIDE, Ffmpeg, find_ffmpeg, vmaf
 
@@ -58,10 +58,10 @@ def test_an_ffmpeg_without_it_is_passed_over(
     monkeypatch.setattr(module, "_candidates", lambda: [not_a_program, bare, own.path])
     assert find_ffmpeg() == own
     monkeypatch.setattr(module, "_candidates", lambda: [bare])
-    with pytest.raises(QualityError, match=r"no ffmpeg with libvmaf .*have none"):
+    with pytest.raises(InputError, match=r"no ffmpeg with libvmaf .*have none"):
         find_ffmpeg()
     monkeypatch.setattr(module, "_candidates", list)
-    with pytest.raises(QualityError, match=r"pip install 'jali\[quality\]'"):
+    with pytest.raises(InputError, match=r"pip install 'jali\[quality\]'"):
         find_ffmpeg()
 
 
@@ -71,5 +71,5 @@ def test_a_failing_ffmpeg_is_a_failed_job(tmp_path: Path) -> None:
     broken.chmod(0o755)
     write_lossless(tmp_path / "a.mkv", disc(2, 48, 48), 12)
     source = open_source(tmp_path / "a.mkv")
-    with pytest.raises(QualityJobError, match=r"VMAF of .*a\.mkv: out of cheese"):
+    with pytest.raises(JobError, match=r"VMAF of .*a\.mkv: out of cheese"):
         vmaf(Ffmpeg(broken, "0"), source, source)

@@ -60,7 +60,7 @@ def compare(
 
       jali compare runs/mine --json --metrics none
     """
-    from jali.clips.error import QualityError, QualityJobError
+    from jali.error import InputError, JobError
     from jali.evaluation.report import ReportError
     from jali.generation.manifest import GalleryError
 
@@ -68,9 +68,9 @@ def compare(
     wanted = [] if asked == ["none"] else asked or None
     try:
         report = _written(folders, output, wanted, name or [], limit)
-    except (QualityJobError, OSError) as error:
+    except (JobError, OSError) as error:
         fail(error)
-    except (ReportError, GalleryError, QualityError) as error:
+    except (ReportError, GalleryError, InputError) as error:
         refuse(error)
     if as_json:
         typer.echo(json.dumps({**report.to_dict(), "page": str(output)}, indent=1, allow_nan=False))

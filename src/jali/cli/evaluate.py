@@ -62,7 +62,7 @@ def evaluate(
 
       jali evaluate --fetch-weights
     """
-    from jali.clips.error import QualityError, QualityJobError
+    from jali.error import InputError, JobError
 
     try:
         if fetch_weights:
@@ -72,9 +72,9 @@ def evaluate(
         if reference is None or generated is None:
             refuse("evaluate needs both --reference and --generated")
         found = _evaluated(reference, generated, output, metrics, device, weights, partial)
-    except (QualityJobError, OSError) as error:
+    except (JobError, OSError) as error:
         fail(error)
-    except QualityError as error:
+    except InputError as error:
         refuse(error)
     if as_json:
         typer.echo(json.dumps(_brief(found), indent=1, allow_nan=False))

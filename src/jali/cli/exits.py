@@ -38,10 +38,10 @@ def job_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from jali.clips.error import QualityError
+        from jali.error import JobError
 
         missing = isinstance(error, FileNotFoundError)
-        failed = isinstance(error, OSError | ArithmeticError | MemoryError | QualityError)
+        failed = isinstance(error, OSError | ArithmeticError | MemoryError | JobError)
         if failed and not missing:
             fail(_reason(error))
         if type(error).__name__ == "OutOfMemoryError":

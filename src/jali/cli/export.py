@@ -40,8 +40,9 @@ def export(
 
       jali export results/dense --fps 16 --output-dir videos --overwrite
     """
-    from jali.clips.error import QualityError, QualityJobError
+    from jali.error import InputError, JobError
     from jali.evaluation.quality.pairs import entries
+    from jali.files import make_folder
 
     if fps is not None and not 0 < fps <= 1000:
         refuse(f"--fps must be above 0 and at most 1000, got {fps:g}")
@@ -49,7 +50,7 @@ def export(
     skipped: dict[str, str] = {}
     try:
         if output_dir is not None:
-            _make(output_dir)
+            make_folder(output_dir)
         for entry in entries(folder):
             target = (output_dir or entry.path.parent) / f"{entry.name}.mp4"
             why_not = _why_not(entry, target, overwrite)
@@ -60,21 +61,12 @@ def export(
                 written.append(str(target))
             if not as_json:
                 typer.echo(f"{target}: {why_not}" if why_not else str(target))
-    except (QualityJobError, OSError) as error:
+    except (JobError, OSError) as error:
         fail(error)
-    except QualityError as error:
+    except InputError as error:
         refuse(error)
     if as_json:
         typer.echo(json.dumps({"written": written, "skipped": skipped}, indent=1))
-
-
-def _make(folder: Path) -> None:
-    from jali.clips.error import QualityJobError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise QualityJobError(f"{folder} cannot be made: {error.strerror}") from None
 
 
 def _why_not(entry: Entry, target: Path, overwrite: bool) -> str | None:

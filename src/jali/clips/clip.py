@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jali.clips.error import QualityError
 from jali.clips.source import open_source, to_uint8, video_library
+from jali.error import InputError
 from jali.files import WriteError, whole_file
 
 __all__ = ["Clip", "read_clip", "to_uint8", "write_lossless", "write_mp4"]
@@ -99,14 +99,14 @@ def _encode(
                     if recipe.for_people:
                         _tag_bt709(stream.codec_context)
                 if (stream.height, stream.width) != tuple(batch.shape[1:3]):
-                    raise QualityError(f"frames of {path} differ in size")
+                    raise InputError(f"frames of {path} differ in size")
                 for image in batch.cpu().numpy():
                     frame = av.VideoFrame.from_ndarray(image, format="rgb24")
                     if recipe.for_people:
                         frame = frame.reformat(format=recipe.pixels, dst_colorspace=_BT709)
                     out.mux(stream.encode(frame))
             if stream is None:
-                raise QualityError(f"there are no frames to write to {path}")
+                raise InputError(f"there are no frames to write to {path}")
             out.mux(stream.encode(None))
     except WriteError:
         raise
@@ -132,14 +132,14 @@ def _even(frames: Tensor) -> Tensor:
 
 def _check_frames(frames: Tensor) -> None:
     if frames.dtype != torch.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
-        raise QualityError(
+        raise InputError(
             f"frames are uint8 [F, H, W, 3], got {str(frames.dtype).removeprefix('torch.')} "
             f"{list(frames.shape)} (to_uint8 turns floats in 0..1 into that)"
         )
     if 0 in frames.shape:
-        raise QualityError(f"a clip has at least one frame with pixels, got {list(frames.shape)}")
+        raise InputError(f"a clip has at least one frame with pixels, got {list(frames.shape)}")
 
 
 def _check_fps(fps: float) -> None:
     if not 0 < fps <= 1000:
-        raise QualityError(f"fps must be above 0 and at most 1000, got {fps}")
+        raise InputError(f"fps must be above 0 and at most 1000, got {fps}")

@@ -1,11 +1,6 @@
-"""The errors of this package, each one sentence for people."""
+"""The names that the errors of clips and metrics had before `jali.error`."""
 
-from __future__ import annotations
+from jali.error import InputError as QualityError
+from jali.error import JobError as QualityJobError
 
-
-class QualityError(ValueError):
-    """A clip, a folder, a metric or a file of weights that cannot be used as asked."""
-
-
-class QualityJobError(QualityError):
-    """Asked for rightly, but it could not be done: no disk, no network, a program that failed."""
+__all__ = ["QualityError", "QualityJobError"]

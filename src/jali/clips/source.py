@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from jali.clips.checksum import damaged
-from jali.clips.error import QualityError
+from jali.error import InputError
 
 VIDEOS = (".mkv", ".avi", ".mov", ".mp4", ".m4v", ".webm", ".gif")
 IMAGES = (".png", ".bmp", ".tif", ".tiff", ".webp", ".jpg", ".jpeg")
@@ -59,11 +59,11 @@ def open_source(path: str | Path) -> Source:
     """The clip at `path`: a video, an image, a folder of images, or a file with one tensor."""
     path = Path(path)
     if not path.exists():
-        raise QualityError(f"there is no clip at {path}")
+        raise InputError(f"there is no clip at {path}")
     if path.is_dir():
         return ImageSource(path)
     if path.stat().st_size == 0:
-        raise QualityError(f"{path} is empty")
+        raise InputError(f"{path} is empty")
     kind = path.suffix.lower()
     if kind in TENSORS:
         return TensorSource(path)
@@ -71,7 +71,7 @@ def open_source(path: str | Path) -> Source:
         return VideoSource(path)
     if kind in IMAGES:
         return ImageSource(path)
-    raise QualityError(
+    raise InputError(
         f"{path} is no clip that can be read: videos ({', '.join(VIDEOS)}), images "
         f"({', '.join(IMAGES)}), folders of images and tensors ({', '.join(TENSORS)}) can"
     )
@@ -92,7 +92,7 @@ def video_library() -> ModuleType:
     try:
         import av
     except ImportError:
-        raise QualityError(
+        raise InputError(
             "reading and writing videos needs PyAV: pip install 'jali[quality]'"
         ) from None
     return av
@@ -116,7 +116,7 @@ class VideoSource(Source):
             self.pixels = (context.pix_fmt, context.colorspace, context.color_range)
             self.lossy = context.name not in _EXACT_CODECS or context.pix_fmt not in _RGB
             if not self.height or not self.width:
-                raise QualityError(f"{path} is damaged: its video has no size")
+                raise InputError(f"{path} is damaged: its video has no size")
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[Any, Any]]:
@@ -125,13 +125,13 @@ class VideoSource(Source):
             # "file:" keeps a colon in a name from being read as the name of a protocol.
             with av.open(f"file:{self.path}") as container:
                 if not container.streams.video:
-                    raise QualityError(f"{self.path} holds no video")
+                    raise InputError(f"{self.path} holds no video")
                 stream = container.streams.video[0]
                 stream.codec_context.options = {"err_detect": "explode"}
                 yield container, stream
         except (av.error.FFmpegError, OSError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise QualityError(f"{self.path} cannot be read as a video: {reason}") from None
+            raise InputError(f"{self.path} cannot be read as a video: {reason}") from None
 
     def batches(self, size: int) -> Iterator[Batch]:
         gathered: list[Tensor] = []
@@ -139,12 +139,12 @@ class VideoSource(Source):
         with self._opened() as (container, stream):
             for frame in self._decoded(container, stream):
                 if (frame.height, frame.width) != (self.height, self.width):
-                    raise QualityError(
+                    raise InputError(
                         f"{self.path} changes its size at frame {count}: {frame.width}×"
                         f"{frame.height} after {self.width}×{self.height}"
                     )
                 if frame.is_corrupt:
-                    raise QualityError(f"{self.path} is damaged at frame {count}")
+                    raise InputError(f"{self.path} is damaged at frame {count}")
                 gathered.append(torch.from_numpy(frame.to_ndarray(format="rgb24")))
                 count += 1
                 if frame.time is not None:
@@ -160,18 +160,18 @@ class VideoSource(Source):
         checked = stream.codec_context.name == "ffv1"
         for packet in container.demux(stream):
             if checked and packet.size and damaged(bytes(packet)):
-                raise QualityError(f"{self.path} is damaged: a checksum in it is wrong")
+                raise InputError(f"{self.path} is damaged: a checksum in it is wrong")
             yield from packet.decode()
 
     def _ends_where_it_should(self, count: int, end: float) -> None:
         """A file that was cut short decodes without a complaint, up to the cut."""
         if not count:
-            raise QualityError(f"{self.path} holds no frames")
+            raise InputError(f"{self.path} holds no frames")
         if self._seconds is None or self.fps is None or not end:
             return
         missing = (self._seconds - end) * self.fps
         if missing > 2:
-            raise QualityError(
+            raise InputError(
                 f"{self.path} is cut short: its header says {self._seconds:.2f} s, "
                 f"but its frames end at {end:.2f} s"
             )
@@ -186,7 +186,7 @@ class ImageSource(Source):
         self.path = path
         self._files = images_in(path) if path.is_dir() else [path]
         if not self._files:
-            raise QualityError(f"the folder {path} holds no images ({', '.join(IMAGES)})")
+            raise InputError(f"the folder {path} holds no images ({', '.join(IMAGES)})")
         self.height, self.width = self._read(self._files[0]).shape[:2]
         self.frames = len(self._files)
         self.lossy = any(p.suffix.lower() in (".jpg", ".jpeg", ".webp") for p in self._files)
@@ -199,9 +199,9 @@ class ImageSource(Source):
                 frame = next(container.decode(video=0), None)
         except (av.error.FFmpegError, OSError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise QualityError(f"{file} cannot be read as an image: {reason}") from None
+            raise InputError(f"{file} cannot be read as an image: {reason}") from None
         if frame is None:
-            raise QualityError(f"{file} cannot be read as an image")
+            raise InputError(f"{file} cannot be read as an image")
         return torch.from_numpy(frame.to_ndarray(format="rgb24"))
 
     def batches(self, size: int) -> Iterator[Batch]:
@@ -210,7 +210,7 @@ class ImageSource(Source):
             for file in self._files[start : start + size]:
                 frame = self._read(file)
                 if frame.shape[:2] != (self.height, self.width):
-                    raise QualityError(
+                    raise InputError(
                         f"{file} is {frame.shape[1]}×{frame.shape[0]}, but the images before it "
                         f"are {self.width}×{self.height}"
                     )
@@ -232,7 +232,7 @@ class TensorSource(Source):
         self._axes, self._lead = _axes_of(shape, path)
         self.frames, self.height, self.width = (shape[axis] for axis in self._axes[:3])
         if not self.frames:
-            raise QualityError(f"{path} holds no frames")
+            raise InputError(f"{path} holds no frames")
 
     def batches(self, size: int) -> Iterator[Batch]:
         for start in range(0, self.frames or 0, size):
@@ -246,7 +246,7 @@ class TensorSource(Source):
         if frames.dtype == torch.uint8:
             return _whole(frames.contiguous())
         if not frames.is_floating_point():
-            raise QualityError(
+            raise InputError(
                 f"{self.path} holds {str(frames.dtype).removeprefix('torch.')}; "
                 "frames are uint8, or floats in 0..1"
             )
@@ -255,7 +255,7 @@ class TensorSource(Source):
         values = values.where(finite, 0.0)
         low, high = values.amin().item(), values.amax().item()
         if low < -_SLACK or high > 1 + _SLACK:
-            raise QualityError(
+            raise InputError(
                 f"{self.path} holds values from {low:.3g} to {high:.3g} near frame {start}; floats "
                 "must lie in 0..1 (from -1..1 they get there by x / 2 + 0.5)"
             )
@@ -285,11 +285,11 @@ def _open_tensor(path: Path) -> tuple[float | None, tuple[int, ...], _Take]:
     openers = {".safetensors": _open_safetensors, ".npy": _open_npy}
     try:
         return openers.get(path.suffix.lower(), _open_pt)(path)
-    except QualityError:
+    except InputError:
         raise
     except Exception as error:  # each library has errors of its own for a damaged file
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise QualityError(f"{path} cannot be read as a tensor: {reason[:200]}") from None
+        raise InputError(f"{path} cannot be read as a tensor: {reason[:200]}") from None
 
 
 def _open_safetensors(path: Path) -> tuple[float | None, tuple[int, ...], _Take]:
@@ -317,7 +317,7 @@ def _open_pt(path: Path) -> tuple[float | None, tuple[int, ...], _Take]:
         tensors = {key: value for key, value in loaded.items() if isinstance(value, Tensor)}
         loaded = tensors[_key_of(list(tensors), path)]
     if not isinstance(loaded, Tensor):
-        raise QualityError(f"{path} holds a {type(loaded).__name__} instead of a tensor of frames")
+        raise InputError(f"{path} holds a {type(loaded).__name__} instead of a tensor of frames")
     return fps, tuple(loaded.shape), loaded.__getitem__
 
 
@@ -326,7 +326,7 @@ def _key_of(keys: list[str], path: Path) -> str:
         return keys[0]
     named = [key for key in KEYS if key in keys]
     if len(named) != 1:
-        raise QualityError(
+        raise InputError(
             f"{path} must hold one tensor, or one of the name {', '.join(KEYS)}; "
             f"it holds {', '.join(sorted(map(str, keys))[:8]) or 'none'}"
         )
@@ -337,12 +337,12 @@ def _axes_of(shape: tuple[int, ...], path: Path) -> tuple[tuple[int, int, int, i
     """Where frames, height, width and channels are, and how many leading axes to drop."""
     lead = len(shape) - 4
     if lead not in (0, 1) or (lead == 1 and shape[0] != 1):
-        raise QualityError(f"{path} has shape {list(shape)}; a clip has shape [frames, H, W, 3]")
+        raise InputError(f"{path} has shape {list(shape)}; a clip has shape [frames, H, W, 3]")
     inner = shape[lead:]
     if inner[3] == 3:
         axes = (0, 1, 2, 3)
     elif inner[1] == 3 and inner[0] == 3:
-        raise QualityError(
+        raise InputError(
             f"{path} has shape {list(shape)}, whose channels could be either of two axes; "
             "save it as [frames, H, W, 3]"
         )
@@ -351,7 +351,7 @@ def _axes_of(shape: tuple[int, ...], path: Path) -> tuple[tuple[int, int, int, i
     elif inner[0] == 3:
         axes = (1, 2, 3, 0)
     else:
-        raise QualityError(
+        raise InputError(
             f"{path} has shape {list(shape)} without an axis of three channels; "
             "a clip has shape [frames, H, W, 3]"
         )

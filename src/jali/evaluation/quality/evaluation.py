@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jali.clips.error import QualityError, QualityJobError
 from jali.clips.source import Batch, Source, open_source
+from jali.error import InputError, JobError
 from jali.evaluation.quality import metric
 from jali.evaluation.quality.faults import Checks, check, total
 from jali.evaluation.quality.interval import Interval, interval
@@ -192,7 +192,7 @@ def evaluate(
     pairs = match(Path(reference), Path(generated))
     _all_have_partners(pairs.only_reference, pairs.only_generated, reference, generated, partial)
     if not pairs.matched:
-        raise QualityError(f"no clip of {reference} has the name of a clip of {generated}")
+        raise InputError(f"no clip of {reference} has the name of a clip of {generated}")
     tools, unavailable = _tools(metrics, _device(device), weights)
     sizes_agree(pairs.matched)
     found = []
@@ -219,23 +219,23 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise QualityError(f"{path} cannot be read as metrics: {error}") from None
+        raise InputError(f"{path} cannot be read as metrics: {error}") from None
     if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise QualityError(f'{path} holds no metrics: its "kind" is not "{KIND}"')
+        raise InputError(f'{path} holds no metrics: its "kind" is not "{KIND}"')
     if found.get("version") != VERSION:
-        raise QualityError(f"{path} has version {found.get('version')}, expected {VERSION}")
+        raise InputError(f"{path} has version {found.get('version')}, expected {VERSION}")
     return found
 
 
 def writable(path: Path) -> None:
     """Refuse a path that is something else than metrics, which would be lost."""
     if path.is_dir():
-        raise QualityError(f"{path} is a folder; name a file, such as {path / 'metrics.json'}")
+        raise InputError(f"{path} is a folder; name a file, such as {path / 'metrics.json'}")
     if path.exists():
         try:
             read_evaluation(path)
-        except QualityError:
-            raise QualityError(
+        except InputError:
+            raise InputError(
                 f"{path} exists and is not a file of metrics; it stays as it is, name another file"
             ) from None
 
@@ -247,7 +247,7 @@ def write_evaluation(found: Evaluation, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise QualityJobError(f"{path.parent} cannot be made: {error.strerror}") from None
+        raise JobError(f"{path.parent} cannot be made: {error.strerror}") from None
     with whole_file(path) as temporary:
         temporary.write_text(text)
 
@@ -266,7 +266,7 @@ def _all_have_partners(
         for names, place in ((only_reference, reference), (only_generated, generated))
         if names
     ]
-    raise QualityError(
+    raise InputError(
         f"clips without a partner of the same name: {'; '.join(parts)} "
         "(--partial compares the others)"
     )
@@ -276,10 +276,10 @@ def _device(given: str | torch.device) -> torch.device:
     try:
         device = torch.device(given)
     except RuntimeError:
-        raise QualityError(f"device must be cpu, cuda or such as cuda:1, got {given!r}") from None
+        raise InputError(f"device must be cpu, cuda or such as cuda:1, got {given!r}") from None
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise QualityError(f"there is no {given}: PyTorch finds {count} CUDA devices here")
+        raise InputError(f"there is no {given}: PyTorch finds {count} CUDA devices here")
     return device
 
 
@@ -305,7 +305,7 @@ def _tools(
     asked = tuple(dict.fromkeys(DEFAULT if metrics is None else metrics))
     unknown = [name for name in asked if name not in METRICS]
     if unknown or not asked:
-        raise QualityError(f"metrics are {', '.join(METRICS)}; got {', '.join(unknown) or 'none'}")
+        raise InputError(f"metrics are {', '.join(METRICS)}; got {', '.join(unknown) or 'none'}")
     unavailable: dict[str, str] = {}
     networks: dict[str, Perceptual] = {}
     ffmpeg = None
@@ -315,7 +315,7 @@ def _tools(
                 networks[name] = Perceptual.load(_NETWORKS[name], device, weights)
             elif name == "vmaf":
                 ffmpeg = find_ffmpeg()
-        except QualityError as error:
+        except InputError as error:
             if metrics is not None:
                 raise
             unavailable[name] = str(error)
@@ -392,7 +392,7 @@ def _together(
         raise lengths_differ(one, counts[0], other, counts[1])
     for entry in (one, other):
         if entry.frames and entry.frames != counts[0]:
-            raise QualityError(
+            raise InputError(
                 f"{entry.path} has {counts[0]} frames, but its manifest says {entry.frames}"
             )
 
@@ -436,7 +436,7 @@ def _finite(values: list[float], equal: int) -> Series:
 def _vmaf(ffmpeg: Ffmpeg, reference: Source, generated: Source, frames: int) -> Series:
     values = vmaf(ffmpeg, reference, generated, threads=max(1, torch.get_num_threads()))
     if len(values) != frames:
-        raise QualityJobError(
+        raise JobError(
             f"ffmpeg compared {len(values)} frames of {generated.path}, which has {frames}"
         )
     return Series(tuple(values))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jali.clips.error import QualityError
+from jali.error import InputError
 from jali.evaluation.quality.perceptual import NETS, Perceptual
 
 # Five scales with a window of 11: torchmetrics refuses sides below this.
@@ -72,7 +72,7 @@ def lpips(a: Tensor, b: Tensor, net: str = "alex", weights: Path | None = None) 
     The weights are read at every call; for many calls make one `Perceptual` and call that.
     """
     if net not in NETS:
-        raise QualityError(f"net must be one of {', '.join(NETS)}, got {net!r}")
+        raise InputError(f"net must be one of {', '.join(NETS)}, got {net!r}")
     return perceptual_distance(Perceptual.load(net, a.device, weights), a, b)
 
 
@@ -120,18 +120,18 @@ def _frames_at_once(frames: Tensor, share: float = 1.0) -> int:
 def _check(a: Tensor, b: Tensor) -> None:
     for frames in (a, b):
         if frames.ndim != 4 or frames.shape[3] != 3 or 0 in frames.shape:
-            raise QualityError(f"frames are [F, H, W, 3], got {list(frames.shape)}")
+            raise InputError(f"frames are [F, H, W, 3], got {list(frames.shape)}")
         if frames.dtype != torch.uint8 and not frames.is_floating_point():
-            raise QualityError(f"frames are uint8, or floats in 0..1, got {frames.dtype}")
+            raise InputError(f"frames are uint8, or floats in 0..1, got {frames.dtype}")
     if a.shape != b.shape:
-        raise QualityError(f"two clips differ in shape: {list(a.shape)} and {list(b.shape)}")
+        raise InputError(f"two clips differ in shape: {list(a.shape)} and {list(b.shape)}")
     if a.device != b.device:
-        raise QualityError(f"two clips are on different devices: {a.device} and {b.device}")
+        raise InputError(f"two clips are on different devices: {a.device} and {b.device}")
 
 
 def _check_side(what: str, frames: Tensor, least: int) -> None:
     if min(frames.shape[1:3]) < least:
-        raise QualityError(
+        raise InputError(
             f"{what} needs sides of at least {least} pixels, "
             f"got {frames.shape[2]}×{frames.shape[1]}"
         )

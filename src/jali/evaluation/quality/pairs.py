@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jali.clips.error import QualityError
 from jali.clips.source import IMAGES, TENSORS, VIDEOS, images_in, open_source
+from jali.error import InputError
 
 MANIFEST = "manifest.json"
 # Where one name comes in several kinds, the kind that lost least counts.
@@ -59,7 +59,7 @@ def is_single(path: Path) -> bool:
 def entries(path: Path) -> list[Entry]:
     """The clips of a run folder, of any folder, or the one clip that `path` is."""
     if not path.exists():
-        raise QualityError(f"{path} does not exist")
+        raise InputError(f"{path} does not exist")
     if path.name == MANIFEST:
         path = path.parent
     if is_single(path):
@@ -80,7 +80,7 @@ def _of_folder(folder: Path) -> list[Entry]:
     if not found:
         runs = [child.name for child in sorted(folder.iterdir()) if (child / MANIFEST).exists()]
         hint = f"; it holds the runs {', '.join(runs)}: name one of them" if runs else ""
-        raise QualityError(f"the folder {folder} holds no clips{hint}")
+        raise InputError(f"the folder {folder} holds no clips{hint}")
     return [Entry(name, child) for name, child in found.items()]
 
 
@@ -99,23 +99,23 @@ def _of_manifest(folder: Path) -> list[Entry]:
     try:
         manifest = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise QualityError(f"{file} cannot be read: {error}") from None
+        raise InputError(f"{file} cannot be read: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("kind") != "jali-run":
-        raise QualityError(f'{file} is no manifest of a run: its "kind" is not "jali-run"')
+        raise InputError(f'{file} is no manifest of a run: its "kind" is not "jali-run"')
     clips = manifest.get("clips")
     if not isinstance(clips, list) or not clips:
-        raise QualityError(f"the run {folder} has no clips yet")
+        raise InputError(f"the run {folder} has no clips yet")
     return [_of_clip(clip, folder) for clip in clips]
 
 
 def _of_clip(clip: Any, folder: Path) -> Entry:
     if not isinstance(clip, dict) or not isinstance(clip.get("name"), str):
-        raise QualityError(f"{folder / MANIFEST} names a clip without a name: {clip!r:.80}")
+        raise InputError(f"{folder / MANIFEST} names a clip without a name: {clip!r:.80}")
     file = clip.get("lossless") or clip.get("video")
     if not isinstance(file, str):
-        raise QualityError(f"{folder / MANIFEST} names no file for the clip {clip['name']}")
+        raise InputError(f"{folder / MANIFEST} names no file for the clip {clip['name']}")
     if not (folder / file).exists():
-        raise QualityError(f"{folder / MANIFEST} names {file}, which is not there")
+        raise InputError(f"{folder / MANIFEST} names {file}, which is not there")
     frames, fps = clip.get("frames"), clip.get("fps")
     return Entry(
         clip["name"],
@@ -130,22 +130,22 @@ def sizes_agree(pairs: Iterable[tuple[Entry, Entry]]) -> None:
     for one, other in pairs:
         a, b = open_source(one.path), open_source(other.path)
         if (a.width, a.height) != (b.width, b.height):
-            raise QualityError(
+            raise InputError(
                 f"{one.name}: the clips differ in size, {a.width}×{a.height} ({one.path}) "
                 f"and {b.width}×{b.height} ({other.path})"
             )
         for entry, source in ((one, a), (other, b)):
             if entry.frames and source.frames and entry.frames != source.frames:
-                raise QualityError(
+                raise InputError(
                     f"{entry.path} has {source.frames} frames, but its manifest says {entry.frames}"
                 )
         if a.frames and b.frames and a.frames != b.frames:
             raise lengths_differ(one, a.frames, other, b.frames)
 
 
-def lengths_differ(one: Entry, frames: int, other: Entry, others: int) -> QualityError:
+def lengths_differ(one: Entry, frames: int, other: Entry, others: int) -> InputError:
     """The error of two clips that cannot be compared frame by frame."""
-    return QualityError(
+    return InputError(
         f"{one.name}: the clips differ in length, {frames} frames ({one.path}) "
         f"and {others} ({other.path})"
     )

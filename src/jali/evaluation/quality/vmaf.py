@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jali.clips.clip import FPS, write_lossless
-from jali.clips.error import QualityError, QualityJobError
 from jali.clips.source import Source, VideoSource
+from jali.error import InputError, JobError
 
 SMALLEST_SIDE = 32
 
@@ -38,8 +38,8 @@ def find_ffmpeg() -> Ffmpeg:
             return Ffmpeg(path, words[2] if len(words) > 2 else "unknown")
         tried.append(str(path))
     if tried:
-        raise QualityError(f"no ffmpeg with libvmaf ({' and '.join(tried)} have none)")
-    raise QualityError("no ffmpeg with libvmaf: pip install 'jali[quality]' brings one")
+        raise InputError(f"no ffmpeg with libvmaf ({' and '.join(tried)} have none)")
+    raise InputError("no ffmpeg with libvmaf: pip install 'jali[quality]' brings one")
 
 
 def _candidates() -> list[Path]:
@@ -72,7 +72,7 @@ def vmaf(ffmpeg: Ffmpeg, reference: Source, generated: Source, threads: int = 1)
         log = Path(folder) / "vmaf.json"
         if done.returncode or not log.exists():
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise QualityJobError(f"ffmpeg could not compute VMAF of {generated.path}: {reason}")
+            raise JobError(f"ffmpeg could not compute VMAF of {generated.path}: {reason}")
         return [frame["metrics"]["vmaf"] for frame in json.loads(log.read_text())["frames"]]
 
 

