@@ -24,8 +24,8 @@ from torch import Tensor
 from jali import __version__, load_pipeline, make_method, sparse_processor_mode
 from jali.evaluation.quality.metric import lpips, psnr, ssim
 from jali.methods import Method
-from jali.nano.grammar import prompts
 from training.autoencoder import decode_whole
+from training.scene import prompts
 
 METHODS = ("entropy", "cached", "psa", "rf_v2", "ada_bsa", "random", "local")
 COSTS = (0.7, 0.5, 0.3, 0.2)

@@ -44,7 +44,7 @@ def losses() -> Figure:
         axis.plot(seconds, lasting, color="#2f6fb3", linewidth=1.5)
         axis.set_yscale("log")
         axis.yaxis.set_minor_formatter("")
-        for share in (0.30, 0.50, 0.85) if name == "flow" else ():  # phases of train.COURSE
+        for share in (0.30, 0.50, 0.85) if name == "flow" else ():  # phases of flow.CURRICULUM
             axis.axvline(share * stages[name]["seconds"], color=FAINT, linewidth=0.5)
         axis.set_title(f"{title}, {stages[name]['steps']:,} steps", fontsize=9, color=INK)
         axis.set_xlabel("seconds on one H200", fontsize=8, color=FAINT)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from jali.nano import folder
-from jali.nano.grammar import prompts, sample_scenes, understood
+from jali.nano.grammar import understand
 from training.film import film
 from training.judge import judge
+from training.scene import prompts, sample_scenes
 
 ASPECTS = ("colour", "shape", "motion")
 
@@ -48,7 +49,7 @@ def scores(sentences: Sequence[str], clips: Sequence[Tensor]) -> dict[str, Any]:
     """The share of clips that show the asked colour, shape and motion, and every verdict."""
     rows = []
     for sentence, clip in zip(sentences, clips, strict=True):
-        wish, seen = understood(sentence), judge(clip)
+        wish, seen = understand(sentence), judge(clip)
         rows.append(
             {"prompt": sentence}
             | {f"asked_{a}": getattr(wish, a) for a in ASPECTS}

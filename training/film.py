@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from jali.nano.grammar import COLOURS, GROUND_COLOURS, Scenes
+from jali.nano.grammar import COLOURS
+from training.scene import GROUND_COLOURS, Scenes
 
 DARK = 0.5  # the second tone of an object's texture, as a share of its colour
 FRAMES_PER_UNIT = 32.0
@@ -46,13 +47,13 @@ def film(
     for layer, sides in ((other, (1,)), (main, (0, 1, 2)), (other, (2,))):
         colour, cover = layer
         shown = sum(scenes.side == side for side in sides)
-        cover = (cover * _wide(torch.as_tensor(shown).float())).unsqueeze(1)
+        cover = (cover * _per_scene(torch.as_tensor(shown).float())).unsqueeze(1)
         picture = picture * (1 - cover) + colour * cover
     lit = _light(scenes, x, t, width / unit)
     return (picture * lit.unsqueeze(1)).clamp(0, 1) * 2 - 1
 
 
-def _wide(value: Tensor) -> Tensor:
+def _per_scene(value: Tensor) -> Tensor:
     """[n] beside frames, rows and columns."""
     return value.view(-1, 1, 1, 1)
 
@@ -78,24 +79,26 @@ def _turned(x: Tensor, y: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _object(s: Scenes, x: Tensor, y: Tensor, t: Tensor, pixel: float) -> tuple[Tensor, Tensor]:
-    radius = _wide(s.radius) * torch.exp(_wide(s.growth) * t)
-    u = x - _wide(s.centre[:, 0]) - _wide(s.velocity[:, 0]) * t
-    v = y - _wide(s.centre[:, 1]) - _wide(s.velocity[:, 1]) * t
-    u, v = _turned(u, v, _wide(s.angle) + _wide(s.spin) * t)
+    radius = _per_scene(s.radius) * torch.exp(_per_scene(s.growth) * t)
+    u = x - _per_scene(s.centre[:, 0]) - _per_scene(s.velocity[:, 0]) * t
+    v = y - _per_scene(s.centre[:, 1]) - _per_scene(s.velocity[:, 1]) * t
+    u, v = _turned(u, v, _per_scene(s.angle) + _per_scene(s.spin) * t)
     u, v = u / radius, v / radius
-    cover = _soft(distance(u, v, _wide(s.shape)) * radius, pixel)
-    tone = _texture(u, v, _wide(s.texture), _wide(s.fineness))
+    cover = _soft(distance(u, v, _per_scene(s.shape)) * radius, pixel)
+    tone = _texture(u, v, _per_scene(s.texture), _per_scene(s.fineness))
     colour = _palette(COLOURS, s.colour) * (DARK + (1 - DARK) * tone).unsqueeze(1)
-    glow = 0.45 * torch.exp(-3.5 * ((u + 0.3) ** 2 + (v + 0.35) ** 2)) * (_wide(s.texture) == 4)
+    glow = (
+        0.45 * torch.exp(-3.5 * ((u + 0.3) ** 2 + (v + 0.35) ** 2)) * (_per_scene(s.texture) == 4)
+    )
     return colour * (1 - glow.unsqueeze(1)) + glow.unsqueeze(1), cover
 
 
 def _other(s: Scenes, x: Tensor, y: Tensor, t: Tensor, pixel: float) -> tuple[Tensor, Tensor]:
-    radius = _wide(s.other_radius)
-    u = x - _wide(s.other_centre[:, 0]) - _wide(s.other_velocity[:, 0]) * t
-    v = y - _wide(s.other_centre[:, 1]) - _wide(s.other_velocity[:, 1]) * t
-    u, v = _turned(u, v, _wide(s.other_angle))
-    cover = _soft(distance(u / radius, v / radius, _wide(s.other_shape)) * radius, pixel)
+    radius = _per_scene(s.other_radius)
+    u = x - _per_scene(s.other_centre[:, 0]) - _per_scene(s.other_velocity[:, 0]) * t
+    v = y - _per_scene(s.other_centre[:, 1]) - _per_scene(s.other_velocity[:, 1]) * t
+    u, v = _turned(u, v, _per_scene(s.other_angle))
+    cover = _soft(distance(u / radius, v / radius, _per_scene(s.other_shape)) * radius, pixel)
     return _palette(COLOURS, s.other_colour), cover
 
 
@@ -143,16 +146,16 @@ def _checks(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _ground(s: Scenes, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
-    x = x - _wide(s.ground_drift[:, 0]) * t
-    y = y - _wide(s.ground_drift[:, 1]) * t
-    u, v = _turned(x, y, _wide(s.ground_angle))
-    f = 22.0 * _wide(s.ground_fineness)
+    x = x - _per_scene(s.ground_drift[:, 0]) * t
+    y = y - _per_scene(s.ground_drift[:, 1]) * t
+    u, v = _turned(x, y, _per_scene(s.ground_angle))
+    f = 22.0 * _per_scene(s.ground_fineness)
     clouds = torch.zeros_like(u)
     for i in range(6):
         a = s.phases[:, i]
-        turn = _wide(a + 1.1 * i)
+        turn = _per_scene(a + 1.1 * i)
         clouds = clouds + torch.sin(
-            (u * turn.cos() + v * turn.sin()) * (5.0 + 3.0 * i) + _wide(s.phases[:, 6 + i])
+            (u * turn.cos() + v * turn.sin()) * (5.0 + 3.0 * i) + _per_scene(s.phases[:, 6 + i])
         ) / (1 + 0.35 * i)
     made = (
         _wave(v * f),
@@ -164,14 +167,14 @@ def _ground(s: Scenes, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
     )
     tone = torch.ones_like(u) * 0.7
     for i, field in enumerate(made, 1):
-        tone = torch.where(_wide(s.ground) == i, field, tone)
+        tone = torch.where(_per_scene(s.ground) == i, field, tone)
     colour = _palette(GROUND_COLOURS, s.ground_colour)
     # The second tone is a share brighter, and a little up from black, so that it shows on both.
     return (colour * (0.72 + 0.36 * tone.unsqueeze(1)) + 0.05 * tone.unsqueeze(1)).clamp(0, 1)
 
 
 def _light(s: Scenes, x: Tensor, t: Tensor, span: float) -> Tensor:
-    kind = _wide(s.light)
+    kind = _per_scene(s.light)
     lit = torch.ones_like(x * t)
     lit = torch.where(kind == 1, 1.0 - 0.5 * t.clamp(0, 1.2), lit)
     lit = torch.where(kind == 2, 0.5 + 0.5 * t.clamp(0, 1.0), lit)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from training import config
+from training.cross_attention import attend_without_padding
 from training.latents import CLIPS, LONGEST, PICTURES, WIDE_CLIPS, WIDE_PICTURES, Latents, Set
-from training.listening import listen_without_padding
 from training.muon import Muon
 from training.trainer import Clock, Trainer, adam, say
 
@@ -37,7 +37,7 @@ class Phase:
 
 # Pictures teach words, colours and shapes at a small part of a clip's price; short clips teach what
 # moves; the rest is practice at full length.
-COURSE = (
+CURRICULUM = (
     Phase(0.30, (Batch(PICTURES, 1, 256),) * 3 + (Batch(WIDE_PICTURES, 1, 64),)),
     Phase(0.50, (Batch(CLIPS, 3, 80), Batch(CLIPS, 3, 80), Batch(WIDE_CLIPS, 3, 20))),
     Phase(0.85, (Batch(CLIPS, 9, 32), Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))),
@@ -58,7 +58,7 @@ class Model(nn.Module):
         return self.transformer(noisy, timestep, text, return_dict=False)[0]
 
     def read(self, tokens: Tensor) -> Tensor:
-        """As WanPipeline does, zeros after the text; but one stands for many (`listening.py`)."""
+        """As WanPipeline does, zeros after the text; but one stands for many."""
         mask = tokens > 0
         states = self.text_encoder(tokens.long(), attention_mask=mask.long()).last_hidden_state
         return states * mask.unsqueeze(-1)
@@ -84,7 +84,7 @@ def without_captions(tokens: Tensor, share: float) -> Tensor:
 
 def due(step: int, progress: float) -> Batch:
     """The batch whose turn it is."""
-    phase = next((phase for phase in COURSE if progress < phase.until), COURSE[-1])
+    phase = next((phase for phase in CURRICULUM if progress < phase.until), CURRICULUM[-1])
     return phase.batches[step % len(phase.batches)]
 
 
@@ -106,7 +106,7 @@ def train_flow(
         adam(model.text_encoder.parameters(), 2e-4),
     ]
     trainer = Trainer(model, optimisers, clock, decay=0.9985)
-    listen_without_padding(model.transformer, LONGEST, config.TEXT_LENGTH)
+    attend_without_padding(model.transformer, LONGEST, config.TEXT_LENGTH)
     if compiled:
         import torch._dynamo.config as dynamo
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jali.nano.grammar import sample_scenes
 from training import config
 from training.autoencoder import encode_whole
 from training.film import film
+from training.scene import sample_scenes
 from training.trainer import say
 
 LONGEST = 176  # bytes: the longest caption has 170, then its end, and zeros

@@ -12,21 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jali.nano import grammar
+from jali.nano.grammar import COLOURS, MOTIONS, SHAPES
+from training import scene
 
 WORDS = {
-    "size": len(grammar.SIZES),
-    "colour": len(grammar.COLOURS),
-    "texture": len(grammar.TEXTURES),
-    "shape": len(grammar.SHAPES),
-    "motion": len(grammar.MOTIONS),
-    "ground": len(grammar.GROUNDS),
-    "ground_colour": len(grammar.GROUND_COLOURS),
-    "side": len(grammar.SIDES),
-    "other_colour": len(grammar.COLOURS),
-    "other_shape": len(grammar.SHAPES),
-    "drift": len(grammar.DRIFTS),
-    "light": len(grammar.LIGHTS),
+    "size": len(scene.SIZES),
+    "colour": len(COLOURS),
+    "texture": len(scene.TEXTURES),
+    "shape": len(SHAPES),
+    "motion": len(MOTIONS),
+    "ground": len(scene.GROUNDS),
+    "ground_colour": len(scene.GROUND_COLOURS),
+    "side": len(scene.SIDES),
+    "other_colour": len(COLOURS),
+    "other_shape": len(SHAPES),
+    "drift": len(scene.DRIFTS),
+    "light": len(scene.LIGHTS),
 }
 
 
@@ -57,7 +58,7 @@ class Reader(nn.Module):
 
 def lesson(count: int, seed: int, tokenizer: Any) -> tuple[Tensor, Tensor]:
     """Sentences as bytes [count, longest], and what they say [count, kinds]."""
-    scenes = grammar.sample_scenes(count, seed)
+    scenes = scene.sample_scenes(count, seed)
     told = scenes.told(seed)
     sentences = [sentence for sentence, _ in told]
     longest = max(map(len, sentences)) + 1

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from jali.integration.models.integrity import write_checksums
-from jali.nano.grammar import sample_scenes
 from training import config
 from training.autoencoder import decode_whole, encode_whole
 from training.film import film
 from training.flow import Model, train_flow
 from training.latents import CLIPS, WIDE_CLIPS, Set, channels, load_latents, save_statistics
 from training.reader import Reader, lesson
+from training.scene import sample_scenes
 from training.trainer import Clock, Trainer, adam, say
 
 # Seconds on one H200; `--pace 0.1` tries the whole recipe at a tenth of the length.

@@ -19,9 +19,9 @@ def test_every_model_has_prompts_of_its_own_kind(model: str) -> None:
     assert all(20 < len(prompt) < 300 for prompt in prompts)
     assert default_prompts(model) == prompts
     if model == "nano":
-        from jali.nano.grammar import understood
+        from jali.nano.grammar import understand
 
-        wishes = [understood(prompt) for prompt in prompts]
+        wishes = [understand(prompt) for prompt in prompts]
         assert all(wish.colour and wish.shape and wish.motion for wish in wishes)
 
 

@@ -12,9 +12,10 @@ import torch
 
 from jali import generate_video, load_pipeline
 from jali.nano import folder
-from jali.nano.grammar import MOTIONS, sample_scenes, understood
+from jali.nano.grammar import MOTIONS, understand
 from training.film import film
 from training.judge import judge
+from training.scene import sample_scenes
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
@@ -64,7 +65,7 @@ def test_a_held_out_prompt_is_obeyed(motion: str, pipe: Any) -> None:
     at = next(i for i, m in enumerate(scenes.motion.tolist()) if list(MOTIONS)[m] == motion)
     prompt = scenes.captions()[at]
     clip = generate_video(pipe, prompt, "nano", height=128, width=128, num_frames=33, steps=8)
-    wish, seen = understood(prompt), judge(clip)
+    wish, seen = understand(prompt), judge(clip)
     assert (seen.colour, seen.motion) == (wish.colour, wish.motion), prompt
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from training import config, flow, latents, reader, train
 from training.autoencoder import decode_whole, encode_whole
-from training.listening import listen_without_padding
+from training.cross_attention import attend_without_padding
 from training.muon import Muon, orthogonal
 
 
@@ -47,7 +47,7 @@ def test_latents_of_a_clip_begin_with_those_of_its_beginning() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_listening_without_padding_is_exact() -> None:
+def test_attention_without_padding_is_exact() -> None:
     torch.manual_seed(1)
     model = config.transformer().eval()
     text = torch.randn(2, 40, 128)
@@ -57,9 +57,9 @@ def test_listening_without_padding_is_exact() -> None:
     noisy, time = torch.randn(2, 16, 2, 4, 4), torch.tensor([500.0, 20.0])
     with torch.no_grad():
         stock = model(noisy, time, padded, return_dict=False)[0]
-        listen_without_padding(model, 40, config.TEXT_LENGTH)
+        attend_without_padding(model, 40, config.TEXT_LENGTH)
         torch.testing.assert_close(model(noisy, time, text, return_dict=False)[0], stock)
-        listen_without_padding(model, 40, 40)
+        attend_without_padding(model, 40, 40)
         unlike = model(noisy, time, text, return_dict=False)[0]
     assert (unlike - stock).abs().max() > 1e-3  # the padding matters
 
@@ -106,13 +106,13 @@ def test_a_lesson_asks_only_for_what_is_said() -> None:
     assert (colours > 0).all()  # the colour is always said
 
 
-def test_the_course_covers_the_whole_time_and_starts_with_pictures() -> None:
-    ends = [phase.until for phase in flow.COURSE]
+def test_the_curriculum_covers_the_whole_time_and_starts_with_pictures() -> None:
+    ends = [phase.until for phase in flow.CURRICULUM]
     assert ends == sorted(ends)
     assert ends[-1] == 1.0
     assert flow.due(0, 0.0).set.frames == 1
     assert {flow.due(i, 0.99).set for i in range(4)} == {latents.CLIPS, latents.WIDE_CLIPS}
-    assert flow.due(0, 1.5) in flow.COURSE[-1].batches
+    assert flow.due(0, 1.5) in flow.CURRICULUM[-1].batches
 
 
 @pytest.mark.usefixtures("small")
@@ -127,7 +127,7 @@ def test_every_stage_runs_is_found_again_and_becomes_a_pipeline(
     monkeypatch.setattr(train, "CLIPS", sets[2])
     monkeypatch.setattr(train, "WIDE_CLIPS", sets[3])
     phase = flow.Phase(1.0, (flow.Batch(sets[0], 1, 2), flow.Batch(sets[3], 2, 1)))
-    monkeypatch.setattr(flow, "COURSE", (phase,))
+    monkeypatch.setattr(flow, "CURRICULUM", (phase,))
     monkeypatch.setattr(train, "SECONDS", dict.fromkeys(train.SECONDS, 0.2))
     whole = train.train_autoencoder
     monkeypatch.setattr(

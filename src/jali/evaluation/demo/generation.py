@@ -127,9 +127,9 @@ def _warm_up(pipe: Any, settings: Settings, prompt: str) -> None:
 
 def unknown_words(prompt: str) -> str | None:
     """What a prompt does not say in the model's words, as a sentence; None where it says it all."""
-    from jali.nano.grammar import COLOURS, MOTIONS, SHAPES, understood
+    from jali.nano.grammar import COLOURS, MOTIONS, SHAPES, understand
 
-    wish = understood(prompt)
+    wish = understand(prompt)
     tables = {"colour": COLOURS, "shape": SHAPES, "motion": list(MOTIONS.values())}
     missing = [kind for kind in tables if getattr(wish, kind) is None]
     if not missing:

@@ -5,19 +5,14 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-NANO = 24
-
 
 def default_prompts(model: str) -> tuple[str, ...]:
     """The prompts a model gets when nobody names any: for images, for videos, or nano's own."""
     from jali.integration.models.registry import model_card
 
     card = model_card(model)
-    if card.name == "nano":
-        from jali.nano.grammar import prompts
-
-        return prompts(NANO)
-    file = resources.files("jali.generation.prompts") / ("image.txt" if card.image else "video.txt")
+    name = "nano" if card.name == "nano" else "image" if card.image else "video"
+    file = resources.files("jali.generation.prompts") / f"{name}.txt"
     return parse(file.read_text(encoding="utf-8"))
 
 

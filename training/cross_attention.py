@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-class Listening:
+class UnpaddedCrossAttention:
     """A processor for `attn2` of Wan blocks; the text's last position stands for `copies`."""
 
     def __init__(self, copies: int) -> None:
@@ -39,7 +39,7 @@ class Listening:
         return attn.to_out[1](attn.to_out[0](out.transpose(1, 2).flatten(2).type_as(q)))
 
 
-def listen_without_padding(transformer: Any, length: int, padded: int) -> None:
-    """Let the blocks listen to texts of `length` as if they were padded to `padded`."""
+def attend_without_padding(transformer: Any, length: int, padded: int) -> None:
+    """Let the blocks attend to texts of `length` as if they were padded to `padded`."""
     for block in transformer.blocks:
-        block.attn2.set_processor(Listening(padded - length + 1))
+        block.attn2.set_processor(UnpaddedCrossAttention(padded - length + 1))
