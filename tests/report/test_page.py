@@ -14,13 +14,13 @@ import example
 import numpy as np
 import pytest
 
-from jali.evaluation.report import Comparison, Report, ReportError, compare_page, gather
+from jali.evaluation.report import Comparison, Report, ReportError, compare_page, read_comparison
 from jali.evaluation.report.film import read_film
 from jali.evaluation.report.summary import rows_of
 
 
 def report(*folders: Path, **options: Any) -> Report:
-    return Report.of(gather(folders, **options))
+    return Report.of(read_comparison(folders, **options))
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def comparison(root: Path) -> Comparison:
-    return gather([root])
+    return read_comparison([root])
 
 
 def test_a_folder_of_runs_stands_for_its_runs_dense_first(comparison: Comparison) -> None:

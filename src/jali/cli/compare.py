@@ -92,10 +92,10 @@ def _written(
 ) -> Report:
     from rich.console import Console
 
-    from jali.evaluation.report import Report, check_output, gather, write_page
+    from jali.evaluation.report import Report, check_output, read_comparison, write_page
 
     check_output(output)  # before any work, not after
     with Console(stderr=True).status("reading") as status:
-        report = Report.of(gather(folders, names, metrics, limit, status.update))
+        report = Report.of(read_comparison(folders, names, metrics, limit, status.update))
         write_page(output, report.html())
     return report

@@ -10,7 +10,7 @@ from typing import Any
 
 from jali.clips.clip import read_clip
 from jali.evaluation.demo.beside import panels, write_film, write_strip
-from jali.evaluation.report import Report, gather, write_page
+from jali.evaluation.report import Report, read_comparison, write_page
 from jali.generation import Entry, Gallery
 
 PAGE, FILM, STRIP = "index.html", "side-by-side.mp4", "strip.png"
@@ -72,7 +72,7 @@ def show(
 ) -> Outcome:
     """Measure the two clips, and write film, strip and page into the folder."""
     tell("measuring")
-    report = Report.of(gather([dense.folder, sparse.folder], metrics=METRICS))
+    report = Report.of(read_comparison([dense.folder, sparse.folder], metrics=METRICS))
     found = report.rows[1].metrics
     psnr = found["psnr"].value
     outcome = Outcome(dense, sparse, psnr if math.isfinite(psnr) else None, found["ssim"].value)

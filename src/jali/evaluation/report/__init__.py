@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jali.evaluation.report.comparison import Comparison, gather
+from jali.evaluation.report.comparison import Comparison, read_comparison
 from jali.evaluation.report.error import ReportError
+from jali.evaluation.report.output import check_output, write_page
 from jali.evaluation.report.page import Report, compare_page
-from jali.evaluation.report.writing import check_output, write_page
 
 __all__ = [
     "Comparison",
@@ -13,6 +13,6 @@ __all__ = [
     "ReportError",
     "check_output",
     "compare_page",
-    "gather",
+    "read_comparison",
     "write_page",
 ]

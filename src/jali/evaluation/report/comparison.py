@@ -10,8 +10,14 @@ from typing import Any
 from jali.evaluation.report.cost import read_sites
 from jali.evaluation.report.error import ReportError
 from jali.evaluation.report.film import Film, read_film
-from jali.evaluation.report.measure import NOTHING, Measures, measures_of
-from jali.evaluation.report.run import Run, RunClip, read_runs, same_machine, unlike
+from jali.evaluation.report.measure import NO_METRICS, RunMetrics, metrics_of
+from jali.evaluation.report.run import (
+    ComparedClip,
+    ComparedRun,
+    differing_settings,
+    read_runs,
+    same_machine,
+)
 
 Progress = Callable[[str], None]
 
@@ -24,15 +30,15 @@ class Comparison:
     for the reference.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[ComparedRun, ...]
     clips: tuple[str, ...]
     films: Mapping[str, tuple[Film, ...]]
     sites: Mapping[str, tuple[Mapping[str, Any] | None, ...]]
-    measures: tuple[Measures, ...]
+    measures: tuple[RunMetrics, ...]
     notes: tuple[str, ...]
 
     @property
-    def reference(self) -> Run:
+    def reference(self) -> ComparedRun:
         return self.runs[0]
 
     def metrics(self) -> list[str]:
@@ -43,7 +49,7 @@ class Comparison:
         return next((run.clips[clip].prompt for run in self.runs if run.clips[clip].prompt), "")
 
 
-def gather(
+def read_comparison(
     folders: Sequence[Path],
     names: Sequence[str] = (),
     metrics: Sequence[str] | None = None,
@@ -63,15 +69,15 @@ def gather(
         _alike(each, films[clip])
         sites[clip] = tuple(None if one.sites is None else read_sites(one.sites) for one in each)
     lengths = {clip: films[clip][0].frames for clip in clips}
-    measures = [NOTHING]
+    measures = [NO_METRICS]
     for run in runs[1:]:
         progress(f"metrics of {run.name}")
-        measures.append(measures_of(runs[0], run, lengths, metrics, notes))
+        measures.append(metrics_of(runs[0], run, lengths, metrics, notes))
     _remark(runs, measures, notes)
     return Comparison(tuple(runs), tuple(clips), films, sites, tuple(measures), tuple(notes))
 
 
-def _in_every(runs: Sequence[Run], limit: int | None, notes: list[str]) -> list[str]:
+def _in_every(runs: Sequence[ComparedRun], limit: int | None, notes: list[str]) -> list[str]:
     shared = [name for name in runs[0].clips if all(name in run.clips for run in runs)]
     if not shared:
         first = ", ".join(f"{run.folder} has {next(iter(run.clips))}" for run in runs)
@@ -87,7 +93,7 @@ def _in_every(runs: Sequence[Run], limit: int | None, notes: list[str]) -> list[
     return shared
 
 
-def _alike(clips: Sequence[RunClip], films: Sequence[Film]) -> None:
+def _alike(clips: Sequence[ComparedClip], films: Sequence[Film]) -> None:
     first = films[0]
     for clip, film in zip(clips, films, strict=True):
         told = clip.facts.get("frames")
@@ -107,9 +113,9 @@ def _alike(clips: Sequence[RunClip], films: Sequence[Film]) -> None:
             )
 
 
-def _remark(runs: Sequence[Run], measures: Sequence[Measures], notes: list[str]) -> None:
+def _remark(runs: Sequence[ComparedRun], measures: Sequence[RunMetrics], notes: list[str]) -> None:
     """What a reader must know before believing a number."""
-    besides = unlike(runs)
+    besides = differing_settings(runs)
     if besides:
         notes.append(f"Besides the method, these differ between the runs: {'; '.join(besides)}.")
     timed = [run for run in runs if run.machine]

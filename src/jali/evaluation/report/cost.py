@@ -24,14 +24,14 @@ def read_sites(path: Path) -> dict[str, Any]:
     if version != VERSION:
         raise ReportError(f"{path} has version {version!r}; this jali reads version {VERSION}")
     try:
-        return _packed(found)
+        return _pack(found)
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise ReportError(
             f"{path} is not what `jali generate` writes: {type(error).__name__} {error}"
         ) from None
 
 
-def _packed(found: dict[str, Any]) -> dict[str, Any]:
+def _pack(found: dict[str, Any]) -> dict[str, Any]:
     branches: dict[str, int] = {}
     reasons: dict[str, int] = {}
     backends: dict[str, int] = {}
@@ -57,7 +57,7 @@ def _packed(found: dict[str, Any]) -> dict[str, Any]:
         "reasons": list(reasons),
         "backends": list(backends),
         "rows": rows,
-        "plans": [_checked(plan) for plan in found.get("plans") or ()],
+        "plans": [_check_plan(plan) for plan in found.get("plans") or ()],
     }
 
 
@@ -67,7 +67,7 @@ def _short(share: float) -> float:
     return round(float(share), 3)
 
 
-def _checked(plan: dict[str, Any]) -> dict[str, Any]:
+def _check_plan(plan: dict[str, Any]) -> dict[str, Any]:
     frames, height, width = (int(side) for side in plan["grid"])
     levels = base64.b64decode(plan["levels"], validate=True)
     if len(levels) != frames * height * width:

@@ -50,9 +50,9 @@ def read_film(path: Path, fps: float | None = None) -> Film:
 
     source = open_source(path)
     rate = source.fps or fps or FPS
-    kind = _played_as(path)
+    kind = _media_type(path)
     if kind is None:
-        return _encoded(source, rate)
+        return _encode(source, rate)
     frames = sum(len(batch.frames) for batch in source.batches(_BATCH))
     try:
         data = path.read_bytes()
@@ -61,7 +61,7 @@ def read_film(path: Path, fps: float | None = None) -> Film:
     return Film(data, kind, frames, source.height, source.width, rate)
 
 
-def _played_as(path: Path) -> str | None:
+def _media_type(path: Path) -> str | None:
     """The media type of a file that browsers play as it is."""
     from jali.clips.source import video_library
 
@@ -74,7 +74,7 @@ def _played_as(path: Path) -> str | None:
         return kind if fits else None
 
 
-def _encoded(source: Source, fps: float) -> Film:
+def _encode(source: Source, fps: float) -> Film:
     from jali.clips.clip import write_mp4
 
     count = 0

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jali.evaluation.report.run import Run
+from jali.evaluation.report.run import ComparedRun
 
 METRICS = "metrics.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class MetricCurve:
     """One metric of one clip. `math.inf` is the PSNR of equal frames, None is no value."""
 
     mean: float
@@ -23,10 +23,10 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
+class RunMetrics:
     """A run against the reference: per clip its metrics and, in words, what is wrong with it."""
 
-    clips: Mapping[str, Mapping[str, Series]]
+    clips: Mapping[str, Mapping[str, MetricCurve]]
     faults: Mapping[str, str]
     unavailable: Mapping[str, str]
 
@@ -40,19 +40,23 @@ class Measures:
         return [mean for mean in found if math.isfinite(mean)] or found[:1]
 
 
-NOTHING = Measures({}, {}, {})
+NO_METRICS = RunMetrics({}, {}, {})
 
 
-def measures_of(
-    reference: Run, run: Run, frames: Mapping[str, int], ask: Sequence[str] | None, notes: list[str]
-) -> Measures:
+def metrics_of(
+    reference: ComparedRun,
+    run: ComparedRun,
+    frames: Mapping[str, int],
+    ask: Sequence[str] | None,
+    notes: list[str],
+) -> RunMetrics:
     """Metrics of the clips in `frames` (their lengths by name).
 
     `ask` None reads the folder's metrics.json, or measures with the usual metrics where there is
     none that fits; an empty `ask` wants none; names are measured now.
     """
     if ask is not None and not ask:
-        return NOTHING
+        return NO_METRICS
     from jali.evaluation.quality.evaluation import evaluate, read_evaluation
 
     path = run.folder / METRICS
@@ -65,7 +69,7 @@ def measures_of(
     return _chosen(evaluate(reference.folder, run.folder, ask, partial=True).to_dict(), frames)
 
 
-def _misfit(found: Mapping[str, Any], reference: Run, frames: Mapping[str, int]) -> str:
+def _misfit(found: Mapping[str, Any], reference: ComparedRun, frames: Mapping[str, int]) -> str:
     """Why the metrics are not those of these clips; empty when they are."""
     pairs = {pair.get("name"): pair for pair in found.get("pairs") or ()}
     for name, count in frames.items():
@@ -84,25 +88,25 @@ def _same(one: Path, other: Path) -> bool:
     return other.is_file() and (one.samefile(other) or filecmp.cmp(one, other, shallow=False))
 
 
-def _chosen(found: Mapping[str, Any], frames: Mapping[str, int]) -> Measures:
+def _chosen(found: Mapping[str, Any], frames: Mapping[str, int]) -> RunMetrics:
     pairs = {pair["name"]: pair for pair in found["pairs"] if pair["name"] in frames}
     clips = {
         name: {
             metric: series
             for metric in found["metrics"]
-            if (series := _series(metric, pair)) is not None
+            if (series := _curve(metric, pair)) is not None
         }
         for name, pair in pairs.items()
     }
     faults = {name: _faults(pair) for name, pair in pairs.items()}
-    return Measures(
+    return RunMetrics(
         clips,
         {name: fault for name, fault in faults.items() if fault},
         dict(found.get("unavailable") or {}),
     )
 
 
-def _series(metric: str, pair: Mapping[str, Any]) -> Series | None:
+def _curve(metric: str, pair: Mapping[str, Any]) -> MetricCurve | None:
     entry = pair.get(metric)
     if not entry:
         return None
@@ -110,7 +114,7 @@ def _series(metric: str, pair: Mapping[str, Any]) -> Series | None:
     absent = math.inf if metric == "psnr" else None
     mean = absent if entry["mean"] is None else entry["mean"]
     values = tuple(absent if value is None else value for value in entry.get("per_frame") or ())
-    return None if mean is None else Series(mean, values)
+    return None if mean is None else MetricCurve(mean, values)
 
 
 def _faults(pair: Mapping[str, Any]) -> str:

@@ -12,10 +12,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jali.evaluation.report.comparison import Comparison, Progress, gather
-from jali.evaluation.report.measure import Series, scale_of
-from jali.evaluation.report.run import Run
-from jali.evaluation.report.summary import Mean, Row, best, facts, headline, rows_of, speed_up
+from jali.evaluation.report.comparison import Comparison, Progress, read_comparison
+from jali.evaluation.report.measure import MetricCurve, scale_of
+from jali.evaluation.report.run import ComparedRun
+from jali.evaluation.report.summary import (
+    Mean,
+    RunSummary,
+    best,
+    facts,
+    headline,
+    rows_of,
+    speed_up,
+)
 
 COLOURS = 6
 
@@ -33,7 +41,7 @@ def compare_page(
     `metrics` None takes each folder's metrics.json, and measures where there is none; names are
     measured now; an empty sequence shows none. `limit` takes only the first clips.
     """
-    return Report.of(gather(folders, names, metrics, limit, progress)).html()
+    return Report.of(read_comparison(folders, names, metrics, limit, progress)).html()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class Report:
     """A comparison and its numbers, ready to be printed in either form."""
 
     comparison: Comparison
-    rows: tuple[Row, ...]
+    rows: tuple[RunSummary, ...]
 
     @classmethod
     def of(cls, comparison: Comparison) -> Report:
@@ -109,22 +117,22 @@ def _lead(comparison: Comparison) -> str:
     return f"{others} against {runs[0].name}: {', '.join(said)}."
 
 
-def _machine(run: Run) -> str:
+def _machine(run: ComparedRun) -> str:
     return str(run.machine.get("device") or run.machine.get("cpu") or "")
 
 
-def _footer(runs: Sequence[Run]) -> str:
+def _footer(runs: Sequence[ComparedRun]) -> str:
     versions = {str(run.versions["jali"]) for run in runs if run.versions.get("jali")}
     made = f"made with jali {', '.join(sorted(versions))}; " if versions else ""
     return f"Clips {made}everything on this page is inside this one file."
 
 
-def _cards(rows: Sequence[Row]) -> str:
+def _cards(rows: Sequence[RunSummary]) -> str:
     cards = "".join(_card(row, place) for place, row in enumerate(rows))
     return f'<ul class="cards">{cards}</ul>'
 
 
-def _card(row: Row, place: int) -> str:
+def _card(row: RunSummary, place: int) -> str:
     said: list[tuple[str, str]] = []
     if row.speed_up:
         said.append(("speed-up", f"{row.speed_up.value:.2f}×"))
@@ -165,7 +173,7 @@ def _cell(mean: Mean | None, digits: int, unit: str = "", good: bool = False) ->
     return _number(mean.value, digits) + unit, small, good
 
 
-def _table(rows: list[Row], comparison: Comparison) -> str:
+def _table(rows: list[RunSummary], comparison: Comparison) -> str:
     """One row per run; columns that nobody fills are left out."""
     columns: list[tuple[str, list[Cell]]] = [
         ("seconds", [_cell(row.seconds, 2) for row in rows]),
@@ -248,7 +256,7 @@ def _plain_cell(found: Sequence[float], digits: int, unit: str = "") -> Cell:
     return (_number(found[0], digits) + unit, "", False) if found else NO_CELL
 
 
-def _settings(runs: Sequence[Run]) -> str:
+def _settings(runs: Sequence[ComparedRun]) -> str:
     if not any(run.settings for run in runs):
         return '<p class="about">These folders have no manifest, so nothing is known of them.</p>'
     folds = (
@@ -259,7 +267,7 @@ def _settings(runs: Sequence[Run]) -> str:
     return "".join(_fold(title, runs, told) for title, told in folds)
 
 
-def _fold(title: str, runs: Sequence[Run], told: Sequence[Mapping[str, Any]]) -> str:
+def _fold(title: str, runs: Sequence[ComparedRun], told: Sequence[Mapping[str, Any]]) -> str:
     keys = list(dict.fromkeys(key for part in told for key in part))
     if not keys:
         return ""
@@ -337,6 +345,6 @@ def _clip_data(comparison: Comparison, clip: str) -> dict[str, Any]:
     }
 
 
-def _curve(series: Series) -> list[float | str | None]:
+def _curve(series: MetricCurve) -> list[float | str | None]:
     """JSON has no infinity; the script knows it as a word."""
     return ["inf" if v == math.inf else v if v is None else round(v, 5) for v in series.per_frame]

@@ -25,7 +25,7 @@ COMPARABLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class RunClip:
+class ComparedClip:
     """One clip of a run; `facts` is its entry in the manifest, empty where there is none."""
 
     name: str
@@ -39,26 +39,26 @@ class RunClip:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ComparedRun:
     """A folder of clips and, where a manifest says so, how they were made."""
 
     name: str
     folder: Path
-    clips: Mapping[str, RunClip]
+    clips: Mapping[str, ComparedClip]
     settings: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     complete: bool = True
 
 
-def read_runs(folders: Sequence[Path], names: Sequence[str] = ()) -> list[Run]:
+def read_runs(folders: Sequence[Path], names: Sequence[str] = ()) -> list[ComparedRun]:
     """The runs in `folders`, the reference first, each with a name of its own.
 
     A single folder that holds run folders stands for them, its `dense` one being the reference.
     """
     if not folders:
         raise ReportError("name the reference folder and at least one more")
-    folders = _inside(folders[0]) if len(folders) == 1 else list(folders)
+    folders = _runs_inside(folders[0]) if len(folders) == 1 else list(folders)
     if names and len(names) != len(folders):
         raise ReportError(f"there are {len(folders)} runs, and {len(names)} names for them")
     if len(names) != len(set(names)):
@@ -66,10 +66,10 @@ def read_runs(folders: Sequence[Path], names: Sequence[str] = ()) -> list[Run]:
     runs = [read_run(folder) for folder in folders]
     if names:
         return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
-    return _told_apart(runs)
+    return _with_distinct_names(runs)
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> ComparedRun:
     """The run in `folder`, with or without a manifest."""
     _check_folder(folder)
     if (folder / MANIFEST).exists():
@@ -79,10 +79,10 @@ def read_run(folder: Path) -> Run:
         raise ReportError(
             f"{folder} holds neither a {MANIFEST} nor videos ({', '.join(SHOWN_FIRST)})"
         )
-    return Run(folder.resolve().name, folder, clips)
+    return ComparedRun(folder.resolve().name, folder, clips)
 
 
-def unlike(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[ComparedRun]) -> list[str]:
     """In words, what besides the method differs between the runs and so colours every number."""
     told = [run for run in runs if run.settings]
     said = []
@@ -93,12 +93,12 @@ def unlike(runs: Sequence[Run]) -> list[str]:
     return said
 
 
-def same_machine(runs: Sequence[Run]) -> bool:
+def same_machine(runs: Sequence[ComparedRun]) -> bool:
     """Whether times of the runs may be divided by each other."""
     return len({json.dumps(dict(run.machine), sort_keys=True) for run in runs}) == 1
 
 
-def _inside(folder: Path) -> list[Path]:
+def _runs_inside(folder: Path) -> list[Path]:
     _check_folder(folder)
     found = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
     found.sort(key=lambda path: path.name != "dense")
@@ -121,7 +121,7 @@ def _check_folder(folder: Path) -> None:
         raise ReportError(f"{folder} cannot be read: {error.strerror}") from None
 
 
-def _with_manifest(folder: Path) -> Run:
+def _with_manifest(folder: Path) -> ComparedRun:
     from jali.generation.manifest import read_gallery
 
     gallery = read_gallery(folder)
@@ -129,7 +129,7 @@ def _with_manifest(folder: Path) -> Run:
         raise ReportError(f"the run in {folder} has no clips yet")
     facts = {entry["name"]: entry for entry in gallery.to_dict()["clips"]}
     clips = {
-        clip.name: RunClip(
+        clip.name: ComparedClip(
             clip.name, gallery.path(clip.video), gallery.path(clip.sites), facts[clip.name]
         )
         for clip in gallery.clips
@@ -139,10 +139,12 @@ def _with_manifest(folder: Path) -> Run:
     budget = settings.get("budget")
     name = method if budget is None or method == "dense" else f"{method} {budget:g}"
     versions = {"jali": gallery.jali, **(gallery.versions or {})}
-    return Run(name, folder, clips, settings, gallery.machine or {}, versions, gallery.complete)
+    return ComparedRun(
+        name, folder, clips, settings, gallery.machine or {}, versions, gallery.complete
+    )
 
 
-def _videos(folder: Path) -> dict[str, RunClip]:
+def _videos(folder: Path) -> dict[str, ComparedClip]:
     rank = {kind: place for place, kind in enumerate(SHOWN_FIRST)}
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -151,10 +153,10 @@ def _videos(folder: Path) -> dict[str, RunClip]:
             continue
         if path.stem not in found or place < rank[found[path.stem].suffix.lower()]:
             found[path.stem] = path
-    return {name: RunClip(name, path) for name, path in sorted(found.items())}
+    return {name: ComparedClip(name, path) for name, path in sorted(found.items())}
 
 
-def _told_apart(runs: list[Run]) -> list[Run]:
+def _with_distinct_names(runs: list[ComparedRun]) -> list[ComparedRun]:
     """Runs of the same name get their folder's, and where that is the same too, a number."""
     for rename in (lambda run, _: run.folder.resolve().name, lambda run, n: f"{run.name} ({n})"):
         names = [run.name for run in runs]

@@ -10,7 +10,7 @@ from typing import Any
 from jali.evaluation.quality.interval import interval
 from jali.evaluation.report.comparison import Comparison
 from jali.evaluation.report.measure import scale_of
-from jali.evaluation.report.run import Run, same_machine
+from jali.evaluation.report.run import ComparedRun, same_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def mean_of(values: Sequence[float]) -> Mean | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RunSummary:
     """One run. Everything is a mean over the clips; None where nothing says."""
 
     name: str
@@ -49,11 +49,11 @@ class Row:
         return _plain(asdict(self))
 
 
-def rows_of(comparison: Comparison) -> list[Row]:
+def rows_of(comparison: Comparison) -> list[RunSummary]:
     return [_row(comparison, place) for place in range(len(comparison.runs))]
 
 
-def headline(rows: list[Row]) -> tuple[str, str]:
+def headline(rows: list[RunSummary]) -> tuple[str, str]:
     """(what is said loudly, the rest of the sentence), e.g. ("1.7× faster", " at 31.2 dB")."""
     others = rows[1:]
     fastest = max(others, key=lambda row: row.speed_up.value if row.speed_up else -math.inf)
@@ -63,7 +63,7 @@ def headline(rows: list[Row]) -> tuple[str, str]:
     return _claim(others[0]) if len(others) == 1 else (f"{len(rows)} runs", " side by side")
 
 
-def _claim(row: Row) -> tuple[str, str]:
+def _claim(row: RunSummary) -> tuple[str, str]:
     quality = ""
     if "psnr" in row.metrics:
         mean = row.metrics["psnr"].value
@@ -88,7 +88,7 @@ def _count(n: int, word: str) -> str:
     return f"{n} {word}" if n == 1 else f"{n} {word}s"
 
 
-def facts(run: Run, clips: Iterable[str], key: str) -> list[float]:
+def facts(run: ComparedRun, clips: Iterable[str], key: str) -> list[float]:
     """A number of each clip's manifest entry, of those clips that have it."""
     found = [run.clips[clip].facts.get(key) for clip in clips]
     return [float(value) for value in found if isinstance(value, int | float)]
@@ -103,13 +103,13 @@ def speed_up(comparison: Comparison, place: int, clip: str) -> float | None:
     return seconds[0] / seconds[1]
 
 
-def _row(comparison: Comparison, place: int) -> Row:
+def _row(comparison: Comparison, place: int) -> RunSummary:
     run, clips = comparison.runs[place], comparison.clips
     ratios = [speed_up(comparison, place, clip) for clip in clips]
     budgets = facts(run, clips, "budget")
     measured = comparison.measures[place]
     found = {metric: mean_of(measured.means(metric)) for metric in measured.names()}
-    return Row(
+    return RunSummary(
         run.name,
         len(clips),
         mean_of(facts(run, clips, "seconds")),
@@ -122,7 +122,7 @@ def _row(comparison: Comparison, place: int) -> Row:
     )
 
 
-def best(rows: list[Row], metric: str) -> float | None:
+def best(rows: list[RunSummary], metric: str) -> float | None:
     """The best mean of a metric, where more than one run has it."""
     means = [row.metrics[metric].value for row in rows if metric in row.metrics]
     higher = scale_of(metric).higher
