@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,6 +187,15 @@ def test_an_output_that_cannot_be_is_refused(root: Path, tmp_path: Path) -> None
     code, _, err = run(root, "-o", tmp_path / "nowhere" / "page.html")
     assert code == 2
     assert "there is no folder" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_jinja_it_says_what_to_install(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    code, _, err = run(root, "-o", tmp_path / "page.html")
+    assert (code, err) == (2, "jali: a page needs jinja2: pip install 'jali[report]'\n")
     assert not list(tmp_path.iterdir())
 
 

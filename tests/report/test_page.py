@@ -14,13 +14,18 @@ import example
 import numpy as np
 import pytest
 
-from jali.evaluation.report import Comparison, Report, ReportError, compare_page, read_comparison
+from jali.evaluation.report import (
+    Comparison,
+    ReportError,
+    compare_page,
+    read_comparison,
+    render_page,
+)
 from jali.evaluation.report.film import read_film
-from jali.evaluation.report.summary import rows_of
 
 
-def report(*folders: Path, **options: Any) -> Report:
-    return Report.of(read_comparison(folders, **options))
+def report(*folders: Path, **options: Any) -> Comparison:
+    return read_comparison(folders, **options)
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def test_a_folder_of_runs_stands_for_its_runs_dense_first(comparison: Comparison
 def test_rows_are_means_of_what_manifests_and_metrics_say(
     comparison: Comparison, root: Path
 ) -> None:
-    dense, entropy, _ = rows_of(comparison)
+    dense, entropy, _ = comparison.rows()
     assert dense.seconds is not None
     assert dense.seconds.value == pytest.approx(np.mean([12.4, 12.4 * 1.03]), abs=1e-3)
     assert dense.speed_up is None
@@ -62,8 +67,8 @@ def test_rows_are_means_of_what_manifests_and_metrics_say(
 
 
 def test_the_headline_names_the_fastest(comparison: Comparison) -> None:
-    psnr = rows_of(comparison)[2].metrics["psnr"].value
-    assert Report.of(comparison).headline() == f"2.1× faster at {psnr:.1f} dB with psa 0.15"
+    psnr = comparison.rows()[2].metrics["psnr"].value
+    assert comparison.headline() == f"2.1× faster at {psnr:.1f} dB with psa 0.15"
 
 
 def test_two_runs_need_no_name_in_the_headline(root: Path) -> None:
@@ -77,8 +82,8 @@ def test_two_runs_need_no_name_in_the_headline(root: Path) -> None:
 
 
 def test_every_number_of_the_table_is_on_the_page(comparison: Comparison) -> None:
-    page = Report.of(comparison).html()
-    for row in rows_of(comparison):
+    page = render_page(comparison)
+    for row in comparison.rows():
         for mean, digits in ((row.seconds, 2), (row.cost, 3), (row.metrics.get("psnr"), 2)):
             if mean is not None:
                 assert f">{mean.value:.{digits}f}<" in page
@@ -86,7 +91,7 @@ def test_every_number_of_the_table_is_on_the_page(comparison: Comparison) -> Non
 
 
 def test_the_page_carries_films_curves_sites_and_plans(comparison: Comparison, root: Path) -> None:
-    page = Report.of(comparison).html()
+    page = render_page(comparison)
     data = data_of(page)
     assert page.count("data:video/mp4;base64,") == 6
     clip = data["clips"][1]
@@ -111,7 +116,7 @@ def test_the_page_is_one_small_file_that_fetches_nothing(comparison: Comparison)
         for name in ("page.html", "page.css", "page.js")
     )
     assert own < 80_000
-    page = Report.of(comparison).html()
+    page = render_page(comparison)
     addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s'\"]*", page))
     assert addresses <= {"http://www.w3.org/2000/svg"}
     assert not re.search(r"<(?:link|iframe|object)\b|\bsrc=|@import", page)
@@ -124,25 +129,25 @@ def test_metrics_are_measured_where_there_are_none(runs: Path) -> None:
     a, b = (example.film(0, example.SMALL, noise).astype(float) for noise in (0, 0.035))
     error = ((a - b) ** 2).mean((1, 2, 3)) / 255**2
     # From the lossless files, so equal up to rounding.
-    assert found.rows[1].metrics["psnr"].value == pytest.approx(
+    assert found.rows()[1].metrics["psnr"].value == pytest.approx(
         (-10 * np.log10(error)).mean(), abs=1e-3
     )
-    assert list(found.rows[1].metrics) == ["psnr"]
-    assert found.comparison.notes == ("The first 1 of 2 clips are shown and counted.",)
+    assert list(found.rows()[1].metrics) == ["psnr"]
+    assert found.notes == ("The first 1 of 2 clips are shown and counted.",)
 
 
 def test_the_usual_metrics_where_no_one_asks(runs: Path) -> None:
     (runs / "entropy" / "metrics.json").unlink()
     found = report(runs / "dense", runs / "entropy")
-    assert {"psnr", "ssim", "flicker"} <= set(found.rows[1].metrics)
+    assert {"psnr", "ssim", "flicker"} <= set(found.rows()[1].metrics)
     assert not (runs / "entropy" / "metrics.json").exists(), "a run folder is not ours to write to"
 
 
 def test_metrics_against_another_reference_are_not_believed(runs: Path) -> None:
     found = report(runs / "psa", runs / "entropy")
-    assert "was measured against" in found.comparison.notes[0]
+    assert "was measured against" in found.notes[0]
     old = json.loads((runs / "entropy" / "metrics.json").read_text())["pairs"][0]["psnr"]["mean"]
-    assert found.comparison.measures[1].clips[example.clip_name(0)]["psnr"].mean != old
+    assert found.metrics[1].clips[example.clip_name(0)]["psnr"].mean != old
 
 
 def test_metrics_that_miss_a_clip_are_not_believed(runs: Path) -> None:
@@ -151,31 +156,31 @@ def test_metrics_that_miss_a_clip_are_not_believed(runs: Path) -> None:
     del found["pairs"][1]
     path.write_text(json.dumps(found))
     again = report(runs / "dense", runs / "entropy")
-    assert f"says nothing of {example.clip_name(1)}" in again.comparison.notes[0]
-    assert again.rows[1].metrics["psnr"].n == 2
+    assert f"says nothing of {example.clip_name(1)}" in again.notes[0]
+    assert again.rows()[1].metrics["psnr"].n == 2
 
 
 def test_equal_clips_are_said_to_be_equal(runs: Path) -> None:
     same = Path(shutil.copytree(runs / "dense", runs / "same"))
     found = report(runs / "dense", same, metrics=["psnr", "ssim"])
     assert found.headline() == "As fast at no difference at all"
-    assert [run.name for run in found.comparison.runs] == ["dense", "same"]
-    assert ">∞<" in found.html()
-    assert data_of(found.html())["clips"][0]["runs"][1]["curves"]["psnr"] == ["inf"] * 13
+    assert [run.name for run in found.runs] == ["dense", "same"]
+    assert ">∞<" in render_page(found)
+    assert data_of(render_page(found))["clips"][0]["runs"][1]["curves"]["psnr"] == ["inf"] * 13
     assert found.to_dict()["rows"][1]["metrics"]["psnr"]["value"] == "inf"
 
 
 def test_the_same_folder_twice_gets_two_names(root: Path) -> None:
     found = report(root / "dense", root / "dense", metrics=[])
-    assert [run.name for run in found.comparison.runs] == ["dense (1)", "dense (2)"]
+    assert [run.name for run in found.runs] == ["dense (1)", "dense (2)"]
 
 
 def test_times_of_two_machines_are_not_divided(runs: Path) -> None:
     path = runs / "entropy" / "manifest.json"
     path.write_text(path.read_text().replace("an example machine", "another machine"))
     found = report(runs / "dense", runs / "entropy")
-    assert found.rows[1].speed_up is None
-    assert "different machines" in found.comparison.notes[0]
+    assert found.rows()[1].speed_up is None
+    assert "different machines" in found.notes[0]
     assert re.fullmatch(r"\d+\.\d dB over 2 clips", found.headline())
 
 
@@ -183,17 +188,15 @@ def test_what_differs_besides_the_method_is_said(tmp_path: Path) -> None:
     example.make_run(tmp_path / "a", clips=1)
     example.make_run(tmp_path / "b", clips=1, method="entropy", seed=5)
     found = report(tmp_path / "a", tmp_path / "b", metrics=[])
-    assert found.comparison.notes == (
-        "Besides the method, these differ between the runs: seed (0, 5).",
-    )
+    assert found.notes == ("Besides the method, these differ between the runs: seed (0, 5).",)
 
 
 def test_clips_without_partner_are_named(tmp_path: Path) -> None:
     example.make_run(tmp_path / "a", clips=1)
     example.make_run(tmp_path / "b", clips=3, method="entropy")
     found = report(tmp_path / "a", tmp_path / "b", metrics=["psnr"])
-    assert list(found.comparison.clips) == [example.clip_name(0)]
-    assert f"{example.clip_name(1)} and 1 more" in found.comparison.notes[0]
+    assert list(found.clips) == [example.clip_name(0)]
+    assert f"{example.clip_name(1)} and 1 more" in found.notes[0]
 
 
 def test_faults_of_a_clip_are_named(runs: Path) -> None:
@@ -202,7 +205,7 @@ def test_faults_of_a_clip_are_named(runs: Path) -> None:
     found["pairs"][0]["checks"]["black"] = 3
     found["pairs"][0]["reference_checks"]["black"] = 1
     path.write_text(json.dumps(found))
-    notes = report(runs / "dense", runs / "psa").comparison.notes
+    notes = report(runs / "dense", runs / "psa").notes
     assert notes == (f"psa 0.15, {example.clip_name(0)}: 2 more black frames.",)
 
 
@@ -213,7 +216,7 @@ def test_plain_folders_need_no_manifest(root: Path, tmp_path: Path) -> None:
             name = f"{example.clip_name(0)}.{kind}"
             shutil.copy(root / run / name, tmp_path / run / f"a.{kind}")
     found = report(tmp_path / "dense", tmp_path / "psa", metrics=["psnr"])
-    film = found.comparison.films["a"][0]
+    film = found.films["a"][0]
     assert film.data == (root / "dense" / f"{example.clip_name(0)}.mp4").read_bytes()
     assert re.fullmatch(r"\d+\.\d dB over 1 clip", found.headline())
     assert (
@@ -230,7 +233,7 @@ def test_a_film_that_browsers_cannot_play_is_encoded_again(root: Path) -> None:
 
 def test_names_are_taken_as_given(root: Path) -> None:
     found = report(root / "dense", root / "psa", names=["<before>", "after"], metrics=[])
-    page = found.html()
+    page = render_page(found)
     assert "after against &lt;before&gt;" in page
     with pytest.raises(ReportError, match="2 runs, and 1 names"):
         report(root / "dense", root / "psa", names=["one"])

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from test_browser import opener
 from test_page import data_of
 
-from jali.evaluation.report import Report, read_comparison, write_page
+from jali.evaluation.report import compare_page, read_comparison, render_page, write_page
 
 MODEL = "wan-t2v-1.3b"
 SHAPE = {"height": 64, "width": 64, "num_frames": 9, "steps": 3, "device": "cpu"}
@@ -39,15 +39,15 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_part_of_the_page_is_filled(real: Path) -> None:
-    report = Report.of(read_comparison([real], metrics=["psnr"]))
-    assert [run.name for run in report.comparison.runs] == ["dense", "entropy 0.4"]
-    assert not report.comparison.notes
-    row = report.rows[1]
+    report = read_comparison([real], metrics=["psnr"])
+    assert [run.name for run in report.runs] == ["dense", "entropy 0.4"]
+    assert not report.notes
+    row = report.rows()[1]
     assert row.speed_up is not None
     assert row.cost is not None
     assert 0 < row.cost.value < 1
     assert row.metrics["psnr"].value > 0
-    sites = data_of(report.html())["clips"][0]["runs"][1]["sites"]
+    sites = data_of(render_page(report))["clips"][0]["runs"][1]["sites"]
     assert sites["branches"] == ["cond", "uncond"]
     assert sites["plans"]
     assert any(row[4] < 0 for row in sites["rows"])
@@ -55,7 +55,7 @@ def test_every_part_of_the_page_is_filled(real: Path) -> None:
 
 def test_it_opens(real: Path, browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
-    write_page(file, Report.of(read_comparison([real], metrics=["psnr"])).html())
+    write_page(file, compare_page([real], ["psnr"]))
     with opener(browser) as open_page:
         page = open_page(file)
         page.locator("#plans").scroll_into_view_if_needed()

@@ -11,7 +11,7 @@ import typer
 from jali.cli.exits import fail, refuse
 
 if TYPE_CHECKING:
-    from jali.evaluation.report import Report
+    from jali.evaluation.report import Comparison
 
 
 LARGE = 200  # MB
@@ -67,35 +67,35 @@ def compare(
     asked = [part.strip().lower().replace("-", "_") for part in metrics.split(",") if part.strip()]
     wanted = [] if asked == ["none"] else asked or None
     try:
-        report = _written(folders, output, wanted, name or [], limit)
+        found = _write(folders, output, wanted, name or [], limit)
     except (JobError, OSError) as error:
         fail(error)
-    except (ReportError, GalleryError, InputError) as error:
+    except (ReportError, GalleryError, InputError, ImportError) as error:
         refuse(error)
     if as_json:
-        typer.echo(json.dumps({**report.to_dict(), "page": str(output)}, indent=1, allow_nan=False))
+        typer.echo(json.dumps({**found.to_dict(), "page": str(output)}, indent=1, allow_nan=False))
         return
-    for note in report.comparison.notes:
+    for note in found.notes:
         typer.echo(f"jali: {note}", err=True)
     size = output.stat().st_size / 1e6
     if size > LARGE:
         typer.echo("jali: browsers take long over such a page; --limit takes fewer clips", err=True)
-    typer.echo(f"{report.headline()}\n{output} ({size:.1f} MB): open it in a browser")
+    typer.echo(f"{found.headline()}\n{output} ({size:.1f} MB): open it in a browser")
 
 
-def _written(
+def _write(
     folders: list[Path],
     output: Path,
     metrics: list[str] | None,
     names: list[str],
     limit: int | None,
-) -> Report:
+) -> Comparison:
     from rich.console import Console
 
-    from jali.evaluation.report import Report, check_output, read_comparison, write_page
+    from jali.evaluation.report import check_output, read_comparison, render_page, write_page
 
     check_output(output)  # before any work, not after
     with Console(stderr=True).status("reading") as status:
-        report = Report.of(read_comparison(folders, names, metrics, limit, status.update))
-        write_page(output, report.html())
-    return report
+        found = read_comparison(folders, names, metrics, limit, status.update)
+        write_page(output, render_page(found))
+    return found

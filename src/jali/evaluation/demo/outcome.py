@@ -10,7 +10,7 @@ from typing import Any
 
 from jali.clips.clip import read_clip
 from jali.evaluation.demo.beside import panels, write_film, write_strip
-from jali.evaluation.report import Report, read_comparison, write_page
+from jali.evaluation.report import read_comparison, render_page, write_page
 from jali.generation import Entry, Gallery
 
 PAGE, FILM, STRIP = "index.html", "side-by-side.mp4", "strip.png"
@@ -72,8 +72,8 @@ def show(
 ) -> Outcome:
     """Measure the two clips, and write film, strip and page into the folder."""
     tell("measuring")
-    report = Report.of(read_comparison([dense.folder, sparse.folder], metrics=METRICS))
-    found = report.rows[1].metrics
+    comparison = read_comparison([dense.folder, sparse.folder], metrics=METRICS)
+    found = comparison.rows()[1].metrics
     psnr = found["psnr"].value
     outcome = Outcome(dense, sparse, psnr if math.isfinite(psnr) else None, found["ssim"].value)
     tell("writing films and page")
@@ -82,7 +82,7 @@ def show(
     shown = panels(clips[0], clips[1], (titles[0], titles[1]))
     write_film(folder / FILM, shown, dense.clips[0].fps)
     write_strip(folder / STRIP, shown)
-    write_page(folder / PAGE, report.html())
+    write_page(folder / PAGE, render_page(comparison))
     return outcome
 
 

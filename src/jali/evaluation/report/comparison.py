@@ -10,7 +10,7 @@ from typing import Any
 from jali.evaluation.report.cost import read_sites
 from jali.evaluation.report.error import ReportError
 from jali.evaluation.report.film import Film, read_film
-from jali.evaluation.report.measure import NO_METRICS, RunMetrics, metrics_of
+from jali.evaluation.report.measure import NO_METRICS, RunMetrics, read_metrics
 from jali.evaluation.report.run import (
     ComparedClip,
     ComparedRun,
@@ -18,6 +18,7 @@ from jali.evaluation.report.run import (
     read_runs,
     same_machine,
 )
+from jali.evaluation.report.summary import RunSummary, headline, summarize
 
 Progress = Callable[[str], None]
 
@@ -26,7 +27,7 @@ Progress = Callable[[str], None]
 class Comparison:
     """Runs over the same clips, the reference first.
 
-    `films` and `sites` hold one entry per clip, in it one per run; `measures` one per run, empty
+    `films` and `sites` hold one entry per clip, in it one per run; `metrics` one per run, empty
     for the reference.
     """
 
@@ -34,19 +35,38 @@ class Comparison:
     clips: tuple[str, ...]
     films: Mapping[str, tuple[Film, ...]]
     sites: Mapping[str, tuple[Mapping[str, Any] | None, ...]]
-    measures: tuple[RunMetrics, ...]
+    metrics: tuple[RunMetrics, ...]
     notes: tuple[str, ...]
 
     @property
-    def reference(self) -> ComparedRun:
-        return self.runs[0]
-
-    def metrics(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """Metrics that any run has."""
-        return list(dict.fromkeys(name for m in self.measures for name in m.names()))
+        return list(dict.fromkeys(name for found in self.metrics for name in found.names()))
+
+    def rows(self, clips: Sequence[str] | None = None) -> list[RunSummary]:
+        """The numbers of each run, over all clips or these."""
+        chosen = self.clips if clips is None else clips
+        return [
+            summarize(run, self.runs[0], metrics, chosen)
+            for run, metrics in zip(self.runs, self.metrics, strict=True)
+        ]
+
+    def headline(self) -> str:
+        return "".join(headline(self.rows()))
 
     def prompt(self, clip: str) -> str:
         return next((run.clips[clip].prompt for run in self.runs if run.clips[clip].prompt), "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the page says in numbers, for machines."""
+        return {
+            "kind": "jali-comparison",
+            "version": 1,
+            "headline": self.headline(),
+            "clips": list(self.clips),
+            "rows": [row.to_dict() for row in self.rows()],
+            "notes": list(self.notes),
+        }
 
 
 def read_comparison(
@@ -59,25 +79,25 @@ def read_comparison(
     """Read the runs in `folders`; see `jali.evaluation.report.compare_page`."""
     runs = read_runs(folders, names)
     notes: list[str] = []
-    clips = _in_every(runs, limit, notes)
+    clips = _shared_clips(runs, limit, notes)
     films: dict[str, tuple[Film, ...]] = {}
     sites: dict[str, tuple[Mapping[str, Any] | None, ...]] = {}
     for clip in clips:
         progress(f"reading {clip}")
         each = [run.clips[clip] for run in runs]
         films[clip] = tuple(read_film(one.video, one.facts.get("fps")) for one in each)
-        _alike(each, films[clip])
+        _check_sizes(each, films[clip])
         sites[clip] = tuple(None if one.sites is None else read_sites(one.sites) for one in each)
     lengths = {clip: films[clip][0].frames for clip in clips}
-    measures = [NO_METRICS]
+    found = [NO_METRICS]
     for run in runs[1:]:
         progress(f"metrics of {run.name}")
-        measures.append(metrics_of(runs[0], run, lengths, metrics, notes))
-    _remark(runs, measures, notes)
-    return Comparison(tuple(runs), tuple(clips), films, sites, tuple(measures), tuple(notes))
+        found.append(read_metrics(runs[0], run, lengths, metrics, notes))
+    notes.extend(_remarks(runs, found))
+    return Comparison(tuple(runs), tuple(clips), films, sites, tuple(found), tuple(notes))
 
 
-def _in_every(runs: Sequence[ComparedRun], limit: int | None, notes: list[str]) -> list[str]:
+def _shared_clips(runs: Sequence[ComparedRun], limit: int | None, notes: list[str]) -> list[str]:
     shared = [name for name in runs[0].clips if all(name in run.clips for run in runs)]
     if not shared:
         first = ", ".join(f"{run.folder} has {next(iter(run.clips))}" for run in runs)
@@ -89,12 +109,11 @@ def _in_every(runs: Sequence[ComparedRun], limit: int | None, notes: list[str]) 
             notes.append(f"Only some runs have {lonely[0]}{more} (here: {run.name}); left out.")
     if limit is not None and len(shared) > limit:
         notes.append(f"The first {limit} of {len(shared)} clips are shown and counted.")
-        shared = shared[:limit]
-    return shared
+    return shared[:limit]
 
 
-def _alike(clips: Sequence[ComparedClip], films: Sequence[Film]) -> None:
-    first = films[0]
+def _check_sizes(clips: Sequence[ComparedClip], films: Sequence[Film]) -> None:
+    first, reference = films[0], f"but the reference {clips[0].video}"
     for clip, film in zip(clips, films, strict=True):
         told = clip.facts.get("frames")
         if told is not None and told != film.frames:
@@ -103,18 +122,18 @@ def _alike(clips: Sequence[ComparedClip], films: Sequence[Film]) -> None:
             )
         if (film.height, film.width) != (first.height, first.width):
             raise ReportError(
-                f"{clip.video} is {film.width}×{film.height}, but the reference "
-                f"{clips[0].video} is {first.width}×{first.height}"
+                f"{clip.video} is {film.width}×{film.height}, {reference} is "
+                f"{first.width}×{first.height}"
             )
         if film.frames != first.frames:
             raise ReportError(
-                f"{clip.video} has {film.frames} frames, but the reference "
-                f"{clips[0].video} has {first.frames}"
+                f"{clip.video} has {film.frames} frames, {reference} has {first.frames}"
             )
 
 
-def _remark(runs: Sequence[ComparedRun], measures: Sequence[RunMetrics], notes: list[str]) -> None:
+def _remarks(runs: Sequence[ComparedRun], metrics: Sequence[RunMetrics]) -> list[str]:
     """What a reader must know before believing a number."""
+    notes = []
     besides = differing_settings(runs)
     if besides:
         notes.append(f"Besides the method, these differ between the runs: {'; '.join(besides)}.")
@@ -122,5 +141,6 @@ def _remark(runs: Sequence[ComparedRun], measures: Sequence[RunMetrics], notes: 
     if len(timed) > 1 and not same_machine(timed):
         notes.append("The runs come from different machines, so no speed-up is given.")
     notes.extend(f"The run {run.name} is not finished." for run in runs if not run.complete)
-    for run, measured in zip(runs, measures, strict=True):
-        notes.extend(f"{run.name}, {clip}: {told}." for clip, told in measured.faults.items())
+    for run, found in zip(runs, metrics, strict=True):
+        notes.extend(f"{run.name}, {clip}: {told}." for clip, told in found.faults.items())
+    return notes

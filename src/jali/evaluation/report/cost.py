@@ -32,30 +32,31 @@ def read_sites(path: Path) -> dict[str, Any]:
 
 
 def _pack(found: dict[str, Any]) -> dict[str, Any]:
-    branches: dict[str, int] = {}
-    reasons: dict[str, int] = {}
-    backends: dict[str, int] = {}
-    rows: list[list[Any]] = []
-    for row in found["rows"]:
-        reason = row.get("reason")
-        rows.append(
-            [
-                int(row["layer"]),
-                int(row["step"]),
-                branches.setdefault(str(row.get("branch") or "both"), len(branches)),
-                _short(row["cost"]),
-                -1 if reason is None else reasons.setdefault(str(reason), len(reasons)),
-                backends.setdefault(str(row.get("backend") or "unknown"), len(backends)),
-                [_short(share) for share in row.get("heads") or ()],
-            ]
-        )
+    words: dict[str, list[str]] = {"branches": [], "reasons": [], "backends": []}
+
+    def number(kind: str, word: object) -> int:
+        known = words[kind]
+        if str(word) not in known:
+            known.append(str(word))
+        return known.index(str(word))
+
+    rows: list[list[Any]] = [
+        [
+            int(row["layer"]),
+            int(row["step"]),
+            number("branches", row.get("branch") or "both"),
+            _short(row["cost"]),
+            -1 if row.get("reason") is None else number("reasons", row["reason"]),
+            number("backends", row.get("backend") or "unknown"),
+            [_short(share) for share in row.get("heads") or ()],
+        ]
+        for row in found["rows"]
+    ]
     return {
         "layers": max([int(found["layers"]), *(row[0] + 1 for row in rows)]),
         "steps": max([int(found["steps"]), *(row[1] + 1 for row in rows)]),
         "heads": max([int(found["heads"]), *(len(row[6]) for row in rows)]),
-        "branches": list(branches),
-        "reasons": list(reasons),
-        "backends": list(backends),
+        **words,
         "rows": rows,
         "plans": [_check_plan(plan) for plan in found.get("plans") or ()],
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,6 @@ from jali.evaluation.report.error import ReportError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from jali.clips.source import Source
 
 # What browsers decode, by the kind of file that may hold it.
 PLAYED = {
@@ -45,24 +44,35 @@ class Film:
 
 def read_film(path: Path, fps: float | None = None) -> Film:
     """The clip at `path`, every frame of it decoded once. `fps` counts where the file is silent."""
-    from jali.clips.clip import FPS
+    from jali.clips.clip import FPS, write_mp4
     from jali.clips.source import open_source
 
     source = open_source(path)
     rate = source.fps or fps or FPS
-    kind = _media_type(path)
-    if kind is None:
-        return _encode(source, rate)
-    frames = sum(len(batch.frames) for batch in source.batches(_BATCH))
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
-    return Film(data, kind, frames, source.height, source.width, rate)
+    kind, count = _media_type(path), 0
+
+    def frames() -> Iterator[Tensor]:
+        nonlocal count
+        for batch in source.batches(_BATCH):
+            count += len(batch.frames)
+            yield batch.frames
+
+    with tempfile.TemporaryDirectory(prefix="jali-compare-") as folder:
+        played = path
+        if kind is None:
+            kind, played = "video/mp4", Path(folder) / "clip.mp4"
+            write_mp4(played, frames(), rate)
+        else:
+            deque(frames(), maxlen=0)
+        try:
+            data = played.read_bytes()
+        except OSError as error:
+            raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+    return Film(data, kind, count, source.height, source.width, rate)
 
 
 def _media_type(path: Path) -> str | None:
-    """The media type of a file that browsers play as it is."""
+    """Of a file that browsers play as it is."""
     from jali.clips.source import video_library
 
     if path.suffix.lower() not in PLAYED:
@@ -72,20 +82,3 @@ def _media_type(path: Path) -> str | None:
         context = container.streams.video[0].codec_context
         fits = context.codec.canonical_name in codecs and context.pix_fmt == "yuv420p"
         return kind if fits else None
-
-
-def _encode(source: Source, fps: float) -> Film:
-    from jali.clips.clip import write_mp4
-
-    count = 0
-
-    def frames() -> Iterator[Tensor]:
-        nonlocal count
-        for batch in source.batches(_BATCH):
-            count += len(batch.frames)
-            yield batch.frames
-
-    with tempfile.TemporaryDirectory(prefix="jali-compare-") as folder:
-        path = Path(folder) / "clip.mp4"
-        write_mp4(path, frames(), fps)
-        return Film(path.read_bytes(), "video/mp4", count, source.height, source.width, fps)

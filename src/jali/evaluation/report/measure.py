@@ -7,9 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jali.evaluation.report.run import ComparedRun
+
+if TYPE_CHECKING:
+    from jali.evaluation.quality.evaluation import Measure
 
 METRICS = "metrics.json"
 
@@ -34,42 +37,50 @@ class RunMetrics:
         """Metrics that at least one clip has."""
         return list(dict.fromkeys(name for clip in self.clips.values() for name in clip))
 
-    def means(self, metric: str) -> list[float]:
+    def means(self, metric: str, clips: Sequence[str]) -> list[float]:
         """Clip by clip; those that equal the reference count only where all of them do."""
-        found = [clip[metric].mean for clip in self.clips.values() if metric in clip]
+        curves = [self.clips[clip] for clip in clips if clip in self.clips]
+        found = [curve[metric].mean for curve in curves if metric in curve]
         return [mean for mean in found if math.isfinite(mean)] or found[:1]
 
 
 NO_METRICS = RunMetrics({}, {}, {})
 
 
-def metrics_of(
+def read_metrics(
     reference: ComparedRun,
     run: ComparedRun,
     frames: Mapping[str, int],
-    ask: Sequence[str] | None,
+    names: Sequence[str] | None,
     notes: list[str],
 ) -> RunMetrics:
     """Metrics of the clips in `frames` (their lengths by name).
 
-    `ask` None reads the folder's metrics.json, or measures with the usual metrics where there is
-    none that fits; an empty `ask` wants none; names are measured now.
+    `names` None reads the folder's metrics.json, or measures with the usual metrics where there is
+    none that fits; no names want none; names are measured now.
     """
-    if ask is not None and not ask:
+    if names is not None and not names:
         return NO_METRICS
     from jali.evaluation.quality.evaluation import evaluate, read_evaluation
 
     path = run.folder / METRICS
-    if ask is None and path.exists():
+    if names is None and path.exists():
         found = read_evaluation(path)
-        why_not = _misfit(found, reference, frames)
+        why_not = _why_unfit(found, reference, frames)
         if not why_not:
-            return _chosen(found, frames)
+            return _metrics(found, frames)
         notes.append(f"{path} {why_not}, so {run.name} was measured again.")
-    return _chosen(evaluate(reference.folder, run.folder, ask, partial=True).to_dict(), frames)
+    return _metrics(evaluate(reference.folder, run.folder, names, partial=True).to_dict(), frames)
 
 
-def _misfit(found: Mapping[str, Any], reference: ComparedRun, frames: Mapping[str, int]) -> str:
+def describe(metric: str) -> Measure:
+    """How a metric is written, and which end of it is good."""
+    from jali.evaluation.quality.evaluation import MEASURES, Measure
+
+    return MEASURES.get(metric) or Measure(metric.replace("_", " "), None, 3)
+
+
+def _why_unfit(found: Mapping[str, Any], reference: ComparedRun, frames: Mapping[str, int]) -> str:
     """Why the metrics are not those of these clips; empty when they are."""
     pairs = {pair.get("name"): pair for pair in found.get("pairs") or ()}
     for name, count in frames.items():
@@ -88,32 +99,24 @@ def _same(one: Path, other: Path) -> bool:
     return other.is_file() and (one.samefile(other) or filecmp.cmp(one, other, shallow=False))
 
 
-def _chosen(found: Mapping[str, Any], frames: Mapping[str, int]) -> RunMetrics:
+def _metrics(found: Mapping[str, Any], frames: Mapping[str, int]) -> RunMetrics:
     pairs = {pair["name"]: pair for pair in found["pairs"] if pair["name"] in frames}
-    clips = {
-        name: {
-            metric: series
-            for metric in found["metrics"]
-            if (series := _curve(metric, pair)) is not None
-        }
-        for name, pair in pairs.items()
+    curves = {
+        clip: {name: _curve(name, pair[name]) for name in found["metrics"] if pair.get(name)}
+        for clip, pair in pairs.items()
     }
-    faults = {name: _faults(pair) for name, pair in pairs.items()}
     return RunMetrics(
-        clips,
-        {name: fault for name, fault in faults.items() if fault},
+        {clip: {n: c for n, c in own.items() if c is not None} for clip, own in curves.items()},
+        {clip: fault for clip, pair in pairs.items() if (fault := _faults(pair))},
         dict(found.get("unavailable") or {}),
     )
 
 
-def _curve(metric: str, pair: Mapping[str, Any]) -> MetricCurve | None:
-    entry = pair.get(metric)
-    if not entry:
-        return None
+def _curve(metric: str, told: Mapping[str, Any]) -> MetricCurve | None:
     # The one metric that can be infinite is written as null where it is.
     absent = math.inf if metric == "psnr" else None
-    mean = absent if entry["mean"] is None else entry["mean"]
-    values = tuple(absent if value is None else value for value in entry.get("per_frame") or ())
+    mean = absent if told["mean"] is None else told["mean"]
+    values = tuple(absent if value is None else value for value in told.get("per_frame") or ())
     return None if mean is None else MetricCurve(mean, values)
 
 
@@ -122,25 +125,3 @@ def _faults(pair: Mapping[str, Any]) -> str:
     usual = pair.get("reference_checks") or {}
     worse = {k: n - usual.get(k, 0) for k, n in (pair.get("checks") or {}).items()}
     return ", ".join(f"{n} more {kind} frames" for kind, n in worse.items() if n > 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How a metric is written, and which end of it is good (None: neither)."""
-
-    title: str
-    digits: int
-    higher: bool | None
-
-    @property
-    def arrow(self) -> str:
-        return {True: " ↑", False: " ↓", None: ""}[self.higher]
-
-
-def scale_of(metric: str) -> Scale:
-    from jali.evaluation.quality.evaluation import MEASURES
-
-    known = MEASURES.get(metric)
-    if known is None:
-        return Scale(metric.replace("_", " "), 3, None)
-    return Scale(known.title, known.digits, known.higher_is_better)

@@ -6,13 +6,16 @@ import os
 from pathlib import Path
 
 from jali.evaluation.report.error import ReportError
+from jali.evaluation.report.template import check_installed
+from jali.files import write_text
 
 # The first lines of every page that `jali compare` wrote hold this.
 MARK = b"<!-- jali-compare "
 
 
 def check_output(path: Path) -> None:
-    """Refuse an output that cannot be written, before any work is done."""
+    """Refuse a page that cannot be made or written, before any work is done."""
+    check_installed()
     if path.is_dir():
         raise ReportError(f"{path} is a folder; name a file such as {path / 'compare.html'}")
     if not path.parent.is_dir():
@@ -28,11 +31,8 @@ def check_output(path: Path) -> None:
 
 def write_page(path: Path, page: str) -> None:
     """Put `page` at `path`, in place of an earlier page of ours if there is one."""
-    from jali.files import whole_file
-
     check_output(path)
-    with whole_file(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_text(path, page)
 
 
 def _ours(path: Path) -> bool:

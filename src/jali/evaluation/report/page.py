@@ -1,31 +1,21 @@
-"""The page: tables and words written here, players and plots by the script inside it."""
+"""The page of a comparison: what its template says, and what the script inside it draws."""
 
 from __future__ import annotations
 
-import html
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.resources import files
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jali.evaluation.report.comparison import Comparison, Progress, read_comparison
-from jali.evaluation.report.measure import MetricCurve, scale_of
-from jali.evaluation.report.run import ComparedRun
-from jali.evaluation.report.summary import (
-    Mean,
-    RunSummary,
-    best,
-    facts,
-    headline,
-    rows_of,
-    speed_up,
-)
+from jali.evaluation.report.measure import describe
+from jali.evaluation.report.summary import Mean, RunSummary, headline
+from jali.evaluation.report.template import check_installed, render
 
-COLOURS = 6
+ARROWS = {True: " ↑", False: " ↓", None: ""}
+BRIEF = ("seconds", "speed-up", "cost")  # columns of the table that goes clip by clip
 
 
 def compare_page(
@@ -38,260 +28,144 @@ def compare_page(
 ) -> str:
     """One self-contained HTML page about the runs in `folders`, the reference first.
 
-    `metrics` None takes each folder's metrics.json, and measures where there is none; names are
-    measured now; an empty sequence shows none. `limit` takes only the first clips.
+    Args:
+        folders: run folders or folders of videos; a single one stands for the runs inside it.
+        metrics: None takes each folder's metrics.json, and measures where there is none; names are
+            measured now; an empty sequence shows none.
+        names: what to call the runs, one for each.
+        limit: only the first clips.
+        progress: hears what is being read.
+
+    Raises:
+        ReportError: folders or files in them that cannot be compared.
+        ImportError: jinja2 is not installed.
+
+    Example:
+        >>> page = compare_page([Path("runs/dense"), Path("runs/psa")], metrics=["psnr"])
     """
-    return Report.of(read_comparison(folders, names, metrics, limit, progress)).html()
+    check_installed()
+    return render_page(read_comparison(folders, names, metrics, limit, progress))
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A comparison and its numbers, ready to be printed in either form."""
-
-    comparison: Comparison
-    rows: tuple[RunSummary, ...]
-
-    @classmethod
-    def of(cls, comparison: Comparison) -> Report:
-        return cls(comparison, tuple(rows_of(comparison)))
-
-    def headline(self) -> str:
-        return "".join(headline(list(self.rows)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """What the page says in numbers, for machines."""
-        return {
-            "kind": "jali-comparison",
-            "version": 1,
-            "headline": self.headline(),
-            "clips": list(self.comparison.clips),
-            "rows": [row.to_dict() for row in self.rows],
-            "notes": list(self.comparison.notes),
-        }
-
-    def html(self) -> str:
-        """The whole page."""
-        # A number and its unit stay on one line.
-        loud, quiet = (part.replace(" dB", "\u00a0dB") for part in headline(list(self.rows)))
-        runs = self.comparison.runs
-        others = ", ".join(run.name for run in runs[1:])
-        parts = {
-            "title": html.escape(f"{others} against {runs[0].name}"),
-            "headline": f"<b>{html.escape(loud)}</b>{html.escape(quiet)}",
-            "lead": html.escape(_lead(self.comparison)),
-            "cards": _cards(self.rows),
-            "notes": "".join(
-                f'<p class="note" role="note">{html.escape(note)}</p>'
-                for note in self.comparison.notes
-            ),
-            "table": _table(list(self.rows), self.comparison),
-            "by_clip": _by_clip(self.comparison),
-            "settings": _settings(runs),
-            "footer": html.escape(_footer(runs)),
-            "films": _films(self.comparison),
-            "data": _data(self.comparison),
-            "style": _own("page.css"),
-            "script": _own("page.js"),
-        }
-        # One pass, so that nothing inside a part is taken for a place to fill.
-        return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _own("page.html"))
-
-
-def _own(name: str) -> str:
-    return files("jali.evaluation.report").joinpath(name).read_text(encoding="utf-8")
+def render_page(comparison: Comparison) -> str:
+    """The whole page as HTML."""
+    rows, runs = comparison.rows(), comparison.runs
+    # A number and its unit stay on one line.
+    loud, quiet = (part.replace(" dB", "\u00a0dB") for part in headline(rows))
+    by_clip = [row for clip in comparison.clips for row in comparison.rows([clip])]
+    missing = [f"{name}: {why}" for m in comparison.metrics for name, why in m.unavailable.items()]
+    return render(
+        "jali.evaluation.report",
+        "page.html",
+        title=f"{', '.join(run.name for run in runs[1:])} against {runs[0].name}",
+        loud=loud,
+        quiet=quiet,
+        lead=_lead(comparison),
+        cards=[_card(row, bool(place)) for place, row in enumerate(rows)],
+        comparison=comparison,
+        columns=_columns(rows, comparison.metric_names),
+        columns_by_clip=_columns(by_clip, comparison.metric_names, brief=True),
+        missing=list(dict.fromkeys(missing)),
+        folds={
+            "Settings": _fold([run.settings for run in runs]),
+            "Versions": _fold([run.versions for run in runs]),
+            "Machine": _fold([run.machine for run in runs]),
+        },
+        versions=sorted({str(r.versions["jali"]) for r in runs if r.versions.get("jali")}),
+        data=_data(comparison),
+        number=_number,
+    )
 
 
 def _lead(comparison: Comparison) -> str:
-    runs, settings = comparison.runs, comparison.reference.settings
+    reference, *others = comparison.runs
     film = comparison.films[comparison.clips[0]][0]
     count = len(comparison.clips)
     clips = "one clip" if count == 1 else f"{count} clips"
     said = [f"{clips} of {film.frames} frames at {film.width}×{film.height}"]
-    if settings.get("model"):
-        said.insert(0, str(settings["model"]))
-        said.append(f"{settings['steps']} steps")
-    machine = _machine(comparison.reference)
+    if reference.settings.get("model"):
+        said.insert(0, str(reference.settings["model"]))
+        said.append(f"{reference.settings['steps']} steps")
+    machine = reference.machine.get("device") or reference.machine.get("cpu")
     if machine:
         said.append(f"on {machine}")
-    others = " and ".join(run.name for run in runs[1:])
-    return f"{others} against {runs[0].name}: {', '.join(said)}."
-
-
-def _machine(run: ComparedRun) -> str:
-    return str(run.machine.get("device") or run.machine.get("cpu") or "")
-
-
-def _footer(runs: Sequence[ComparedRun]) -> str:
-    versions = {str(run.versions["jali"]) for run in runs if run.versions.get("jali")}
-    made = f"made with jali {', '.join(sorted(versions))}; " if versions else ""
-    return f"Clips {made}everything on this page is inside this one file."
-
-
-def _cards(rows: Sequence[RunSummary]) -> str:
-    cards = "".join(_card(row, place) for place, row in enumerate(rows))
-    return f'<ul class="cards">{cards}</ul>'
-
-
-def _card(row: RunSummary, place: int) -> str:
-    said: list[tuple[str, str]] = []
-    if row.speed_up:
-        said.append(("speed-up", f"{row.speed_up.value:.2f}×"))
-    elif row.seconds:
-        said.append(("a clip", f"{_number(row.seconds.value, 1)} s"))
-    if "psnr" in row.metrics:
-        said.append(("PSNR", f"{_number(row.metrics['psnr'].value, 1)} dB"))
-    if row.cost and place:
-        asked = "cost" if row.budget is None else f"cost, {row.budget:g} asked"
-        said.append((asked, f"{row.cost.value:.2f}"))
-    terms = "".join(
-        f"<div><dt>{html.escape(what)}</dt><dd>{html.escape(value)}</dd></div>"
-        for what, value in said
+    return f"{' and '.join(run.name for run in others)} against {reference.name}: " + (
+        f"{', '.join(said)}."
     )
-    role = "" if place else "<em>reference</em>"
-    name = f"{_swatch(place)}{html.escape(row.name)}{role}"
-    return f'<li class="card"><h3>{name}</h3><dl>{terms}</dl></li>'
 
 
-def _swatch(place: int) -> str:
-    return f'<span class="swatch" style="--run:var(--run-{place % COLOURS})"></span>'
+def _card(row: RunSummary, with_cost: bool) -> dict[str, str]:
+    """The few numbers that count, by what they are."""
+    said = {}
+    if row.speed_up:
+        said["speed-up"] = f"{row.speed_up.value:.2f}×"
+    elif row.seconds:
+        said["a clip"] = f"{_number(row.seconds.value, 1)} s"
+    if "psnr" in row.metrics:
+        said["PSNR"] = f"{_number(row.metrics['psnr'].value, 1)} dB"
+    if row.cost and with_cost:
+        asked = "cost" if row.budget is None else f"cost, {row.budget:g} asked"
+        said[asked] = f"{row.cost.value:.2f}"
+    return said
 
 
-def _number(value: float, digits: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Of a table: a number for every row that has one, and the best of them if there is a best."""
+
+    title: str
+    means: Sequence[Mean | None]
+    digits: int | None
+    unit: str = ""
+    best: float | None = None
+
+
+def _columns(
+    rows: Sequence[RunSummary], metrics: Sequence[str], brief: bool = False
+) -> list[Column]:
+    """Columns that nobody fills are left out; the brief ones are for many rows."""
+    asked = [None if row.budget is None else Mean(row.budget, None, row.clips) for row in rows]
+    columns = [
+        Column("seconds", [row.seconds for row in rows], 2),
+        Column("in the transformer", [row.seconds_transformer for row in rows], 2),
+        Column("speed-up", [row.speed_up for row in rows], 2, "×"),
+        Column("asked", asked, None),
+        Column("cost", [row.cost for row in rows], 3),
+        Column("cost where sparse", [row.sparse_cost for row in rows], 3),
+    ]
+    if brief:
+        columns = [column for column in columns if column.title in BRIEF]
+    for metric in metrics:
+        known, means = describe(metric), [row.metrics.get(metric) for row in rows]
+        title, best = known.title, None
+        if not brief:
+            title += ARROWS[known.higher_is_better]
+            best = _best([mean.value for mean in means if mean], known.higher_is_better)
+        columns.append(Column(title, means, known.digits, best=best))
+    return [column for column in columns if any(column.means)]
+
+
+def _best(values: Sequence[float], higher: bool | None) -> float | None:
+    """Where more than one run has the metric, and one end of it is good."""
+    if len(values) < 2 or higher is None:
+        return None
+    return max(values) if higher else min(values)
+
+
+def _number(value: float, digits: int | None) -> str:
+    """As people write it; without digits, as short as it can be."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "−∞"
-    return f"{value:,.{digits}f}".replace("-", "−")
+    return (f"{value:g}" if digits is None else f"{value:,.{digits}f}").replace("-", "−")
 
 
-Cell = tuple[str, str, bool]  # what it says, what is small below it, whether it is the best
-NO_CELL: Cell = ("", "", False)
-
-
-def _cell(mean: Mean | None, digits: int, unit: str = "", good: bool = False) -> Cell:
-    if mean is None:
-        return NO_CELL
-    small = f"± {_number(mean.within, digits)}" if mean.within else ""
-    return _number(mean.value, digits) + unit, small, good
-
-
-def _table(rows: list[RunSummary], comparison: Comparison) -> str:
-    """One row per run; columns that nobody fills are left out."""
-    columns: list[tuple[str, list[Cell]]] = [
-        ("seconds", [_cell(row.seconds, 2) for row in rows]),
-        ("in the transformer", [_cell(row.seconds_transformer, 2) for row in rows]),
-        ("speed-up", [_cell(row.speed_up, 2, "×") for row in rows]),
-        ("asked", [NO_CELL if r.budget is None else (f"{r.budget:g}", "", False) for r in rows]),
-        ("cost", [_cell(row.cost, 3) for row in rows]),
-        ("cost where sparse", [_cell(row.sparse_cost, 3) for row in rows]),
-    ]
-    for metric in comparison.metrics():
-        scale, top = scale_of(metric), best(rows, metric)
-        cells = []
-        for row in rows:
-            found = row.metrics.get(metric)
-            good = found is not None and found.value == top
-            cells.append(_cell(found, scale.digits, good=good))
-        columns.append((scale.title + scale.arrow, cells))
-    columns = [(name, cells) for name, cells in columns if any(cell[0] for cell in cells)]
-    names = [(_swatch(place) + html.escape(row.name)) for place, row in enumerate(rows)]
-    count = len(comparison.clips)
-    small = f"Means over {count} clips, ± their 95 % interval."
-    if count == 1:
-        small = "One clip, so there are no intervals."
-    missing = [f"{name}: {why}" for m in comparison.measures for name, why in m.unavailable.items()]
-    told = "".join(f" Not measured: {html.escape(why)}." for why in dict.fromkeys(missing))
-    return (
-        _grid("cards-when-narrow", "run", names, columns)
-        + f'<p class="keys">{small} Budget is asked, cost achieved: 1 is dense attention.{told}</p>'
-    )
-
-
-def _grid(kind: str, first: str, names: Sequence[str], columns: Sequence[tuple[str, Any]]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name, _ in columns)
-    body = []
-    for place, name in enumerate(names):
-        cells = []
-        for column, values in columns:
-            says, small, good = values[place]
-            below = f"<small>{html.escape(small)}</small>" if small else ""
-            bold = ' class="best"' if good else ""
-            label = f' data-label="{html.escape(column)}"'
-            cells.append(f"<td{bold}{label}>{html.escape(says)}{below}</td>")
-        body.append(f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>')
-    return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr><th scope="col">{first}</th>{head}'
-        f"</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def _by_clip(comparison: Comparison) -> str:
-    """The same numbers clip by clip, behind a fold."""
-    metrics = comparison.metrics()
-    names: list[str] = []
-    columns: dict[str, list[Cell]] = {}
-    for index, clip in enumerate(comparison.clips):
-        for place, run in enumerate(comparison.runs):
-            told = html.escape(comparison.prompt(clip) or clip)
-            link = f'<button type="button" class="link" data-clip="{index}">{told}</button>'
-            names.append(link if not place else f"{_swatch(place)}{html.escape(run.name)}")
-            ratio = speed_up(comparison, place, clip)
-            cells = {
-                "seconds": _plain_cell(facts(run, [clip], "seconds"), 2),
-                "speed-up": _plain_cell([] if ratio is None else [ratio], 2, "×"),
-                "cost": _plain_cell(facts(run, [clip], "cost"), 3),
-            }
-            measured = comparison.measures[place].clips.get(clip, {})
-            for metric in metrics:
-                found = [measured[metric].mean] if metric in measured else []
-                cells[scale_of(metric).title] = _plain_cell(found, scale_of(metric).digits)
-            for name, cell in cells.items():
-                columns.setdefault(name, []).append(cell)
-    filled = [(name, cells) for name, cells in columns.items() if any(cell[0] for cell in cells)]
-    if not filled:
-        return ""
-    grid = _grid("cards-when-narrow", "clip", names, filled)
-    return f"<details><summary>Clip by clip</summary>{grid}</details>"
-
-
-def _plain_cell(found: Sequence[float], digits: int, unit: str = "") -> Cell:
-    return (_number(found[0], digits) + unit, "", False) if found else NO_CELL
-
-
-def _settings(runs: Sequence[ComparedRun]) -> str:
-    if not any(run.settings for run in runs):
-        return '<p class="about">These folders have no manifest, so nothing is known of them.</p>'
-    folds = (
-        ("Settings", [run.settings for run in runs]),
-        ("Versions", [run.versions for run in runs]),
-        ("Machine", [run.machine for run in runs]),
-    )
-    return "".join(_fold(title, runs, told) for title, told in folds)
-
-
-def _fold(title: str, runs: Sequence[ComparedRun], told: Sequence[Mapping[str, Any]]) -> str:
-    keys = list(dict.fromkeys(key for part in told for key in part))
-    if not keys:
-        return ""
-    lines = [(key, [_value(part.get(key)) for part in told]) for key in keys]
-    lines.sort(key=lambda line: len(set(line[1])) == 1)
-    head = "".join(
-        f'<th scope="col">{_swatch(i)} {html.escape(r.name)}</th>' for i, r in enumerate(runs)
-    )
-    body = "".join(
-        f"<tr{' class=differs' if len(set(values)) > 1 else ''}>"
-        f'<th scope="row">{html.escape(key.replace("_", " "))}</th>'
-        + "".join(f"<td>{html.escape(value)}</td>" for value in values)
-        + "</tr>"
-        for key, values in lines
-    )
-    differing = [key.replace("_", " ") for key, values in lines if len(set(values)) > 1]
-    said = "all the same"
-    if differing:
-        said = ", ".join(differing) + (" differs" if len(differing) == 1 else " differ")
-    return (
-        f"<details><summary>{title} <small>{html.escape(said)}</small></summary>"
-        f'<div class="scroll"><table class="settings"><thead><tr><th scope="col">name</th>{head}'
-        f"</tr></thead><tbody>{body}</tbody></table></div></details>"
-    )
+def _fold(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], bool]]:
+    """(name, value in every run, whether they differ), what differs first."""
+    lines = []
+    for key in dict.fromkeys(key for part in told for key in part):
+        values = [_value(part.get(key)) for part in told]
+        lines.append((key.replace("_", " "), values, len(set(values)) > 1))
+    return sorted(lines, key=lambda line: not line[2])
 
 
 def _value(value: Any) -> str:
@@ -300,51 +174,43 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _films(comparison: Comparison) -> str:
-    """Every film in an element of its own, so that the browser decodes only what is watched."""
-    return "\n".join(
-        f'<script type="text/plain" id="film-{index}-{place}">{film.uri}</script>'
-        for index, clip in enumerate(comparison.clips)
-        for place, film in enumerate(comparison.films[clip])
-    )
-
-
-def _data(comparison: Comparison) -> str:
-    metrics = [{"id": name, **asdict(scale_of(name))} for name in comparison.metrics()]
-    told = {
+def _data(comparison: Comparison) -> dict[str, Any]:
+    """What the script draws from."""
+    return {
         "runs": [run.name for run in comparison.runs],
-        "metrics": metrics,
+        "metrics": [
+            {"id": name, "title": m.title, "digits": m.digits, "higher": m.higher_is_better}
+            for name, m in ((name, describe(name)) for name in comparison.metric_names)
+        ],
         "clips": [_clip_data(comparison, clip) for clip in comparison.clips],
     }
-    # "<" only ever stands inside a string, where its escape means the same.
-    text = json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
 
 
 def _clip_data(comparison: Comparison, clip: str) -> dict[str, Any]:
     films = comparison.films[clip]
-    runs = []
-    for place, film in enumerate(films):
-        measured = comparison.measures[place].clips.get(clip, {})
-        budget = facts(comparison.runs[place], [clip], "budget")
-        runs.append(
-            {
-                "fps": film.fps,
-                "budget": budget[0] if budget else None,
-                "curves": {name: _curve(series) for name, series in measured.items()},
-                "sites": comparison.sites[clip][place],
-            }
-        )
     return {
         "name": clip,
         "prompt": comparison.prompt(clip),
         "frames": films[0].frames,
         "height": films[0].height,
         "width": films[0].width,
-        "runs": runs,
+        "runs": [
+            {
+                "fps": film.fps,
+                "budget": next(iter(run.numbers([clip], "budget")), None),
+                "curves": {
+                    name: [_json_number(value) for value in curve.per_frame]
+                    for name, curve in metrics.clips.get(clip, {}).items()
+                },
+                "sites": sites,
+            }
+            for run, film, metrics, sites in zip(
+                comparison.runs, films, comparison.metrics, comparison.sites[clip], strict=True
+            )
+        ],
     }
 
 
-def _curve(series: MetricCurve) -> list[float | str | None]:
+def _json_number(value: float | None) -> float | str | None:
     """JSON has no infinity; the script knows it as a word."""
-    return ["inf" if v == math.inf else v if v is None else round(v, 5) for v in series.per_frame]
+    return "inf" if value == math.inf else value if value is None else round(value, 5)

@@ -7,7 +7,7 @@ it has no prompts, timings or costs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,11 @@ class ComparedRun:
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     complete: bool = True
+
+    def numbers(self, clips: Iterable[str], key: str) -> list[float]:
+        """A number of each clip's manifest entry, of those clips that have it."""
+        found = [self.clips[clip].facts.get(key) for clip in clips]
+        return [float(value) for value in found if isinstance(value, int | float)]
 
 
 def read_runs(folders: Sequence[Path], names: Sequence[str] = ()) -> list[ComparedRun]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jali.evaluation.quality.interval import interval
-from jali.evaluation.report.comparison import Comparison
-from jali.evaluation.report.measure import scale_of
+from jali.evaluation.report.measure import RunMetrics
 from jali.evaluation.report.run import ComparedRun, same_machine
 
 
@@ -20,14 +19,6 @@ class Mean:
     value: float
     within: float | None
     n: int
-
-
-def mean_of(values: Sequence[float]) -> Mean | None:
-    """None of nothing."""
-    found = interval(values)
-    if found.mean is None:
-        return None
-    return Mean(found.mean, None if found.high is None else found.high - found.mean, found.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +40,36 @@ class RunSummary:
         return _plain(asdict(self))
 
 
-def rows_of(comparison: Comparison) -> list[RunSummary]:
-    return [_row(comparison, place) for place in range(len(comparison.runs))]
+def summarize(
+    run: ComparedRun, reference: ComparedRun, metrics: RunMetrics, clips: Sequence[str]
+) -> RunSummary:
+    """The run over these clips, its speed-up where both runs were timed on one machine."""
+
+    def mean(key: str) -> Mean | None:
+        return _mean(run.numbers(clips, key))
+
+    ratios = []
+    if run is not reference and same_machine([reference, run]):
+        for clip in clips:
+            seconds = reference.numbers([clip], "seconds") + run.numbers([clip], "seconds")
+            if len(seconds) == 2 and seconds[1]:
+                ratios.append(seconds[0] / seconds[1])
+    asked = mean("budget")
+    found = {name: _mean(metrics.means(name, clips)) for name in metrics.names()}
+    return RunSummary(
+        name=run.name,
+        clips=len(clips),
+        seconds=mean("seconds"),
+        seconds_transformer=mean("seconds_transformer"),
+        speed_up=_mean(ratios),
+        budget=None if asked is None else asked.value,
+        cost=mean("cost"),
+        sparse_cost=mean("sparse_cost"),
+        metrics={name: value for name, value in found.items() if value is not None},
+    )
 
 
-def headline(rows: list[RunSummary]) -> tuple[str, str]:
+def headline(rows: Sequence[RunSummary]) -> tuple[str, str]:
     """(what is said loudly, the rest of the sentence), e.g. ("1.7× faster", " at 31.2 dB")."""
     others = rows[1:]
     fastest = max(others, key=lambda row: row.speed_up.value if row.speed_up else -math.inf)
@@ -64,71 +80,30 @@ def headline(rows: list[RunSummary]) -> tuple[str, str]:
 
 
 def _claim(row: RunSummary) -> tuple[str, str]:
-    quality = ""
+    quality, clips = "", f"{row.clips} clip{'' if row.clips == 1 else 's'}"
     if "psnr" in row.metrics:
         mean = row.metrics["psnr"].value
         quality = f"{mean:.1f} dB" if math.isfinite(mean) else "no difference at all"
     elif "ssim" in row.metrics:
         quality = f"an SSIM of {row.metrics['ssim'].value:.3f}"
     if row.speed_up is not None:
-        ratio = row.speed_up.value
+        ratio, loud = row.speed_up.value, "As fast"
         if ratio >= 1.05:
             loud = f"{ratio:.1f}× faster"
         elif ratio <= 0.95:
             loud = f"{1 / ratio:.1f}× slower"
-        else:
-            loud = "As fast"
         return loud, f" at {quality}" if quality else ""
     if quality:
-        return quality[0].upper() + quality[1:], f" over {_count(row.clips, 'clip')}"
-    return _count(row.clips, "clip"), " side by side"
+        return quality[0].upper() + quality[1:], f" over {clips}"
+    return clips, " side by side"
 
 
-def _count(n: int, word: str) -> str:
-    return f"{n} {word}" if n == 1 else f"{n} {word}s"
-
-
-def facts(run: ComparedRun, clips: Iterable[str], key: str) -> list[float]:
-    """A number of each clip's manifest entry, of those clips that have it."""
-    found = [run.clips[clip].facts.get(key) for clip in clips]
-    return [float(value) for value in found if isinstance(value, int | float)]
-
-
-def speed_up(comparison: Comparison, place: int, clip: str) -> float | None:
-    """How many times faster than the reference, where both were timed on one machine."""
-    pair = [comparison.reference, comparison.runs[place]]
-    seconds = [value for run in pair for value in facts(run, [clip], "seconds")]
-    if not place or len(seconds) < 2 or not seconds[1] or not same_machine(pair):
+def _mean(values: Sequence[float]) -> Mean | None:
+    """None of nothing."""
+    found = interval(values)
+    if found.mean is None:
         return None
-    return seconds[0] / seconds[1]
-
-
-def _row(comparison: Comparison, place: int) -> RunSummary:
-    run, clips = comparison.runs[place], comparison.clips
-    ratios = [speed_up(comparison, place, clip) for clip in clips]
-    budgets = facts(run, clips, "budget")
-    measured = comparison.measures[place]
-    found = {metric: mean_of(measured.means(metric)) for metric in measured.names()}
-    return RunSummary(
-        run.name,
-        len(clips),
-        mean_of(facts(run, clips, "seconds")),
-        mean_of(facts(run, clips, "seconds_transformer")),
-        mean_of([ratio for ratio in ratios if ratio is not None]),
-        sum(budgets) / len(budgets) if budgets else None,
-        mean_of(facts(run, clips, "cost")),
-        mean_of(facts(run, clips, "sparse_cost")),
-        {metric: value for metric, value in found.items() if value is not None},
-    )
-
-
-def best(rows: list[RunSummary], metric: str) -> float | None:
-    """The best mean of a metric, where more than one run has it."""
-    means = [row.metrics[metric].value for row in rows if metric in row.metrics]
-    higher = scale_of(metric).higher
-    if len(means) < 2 or higher is None:
-        return None
-    return max(means) if higher else min(means)
+    return Mean(found.mean, None if found.high is None else found.high - found.mean, found.n)
 
 
 def _plain(value: Any) -> Any:
