@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from jali import (
     Budget,
     Dense,
     Entropy,
+    FrameWindows,
     Gilbert,
     Local,
     Psa,
@@ -32,6 +35,7 @@ from jali import (
 from jali.methods import METHODS, Method
 from jali.presets import Preset, load_preset, presets, read_file, resolve_model
 from jali.presets.method import read_method, write_method
+from jali.tokens.order import Order
 
 # PSA's own table: section, preset, rule, upper bounds of ratios 1/2/4/8, key block, cap, order,
 # dense first steps, nominal density, and what the section says of the model.
@@ -474,6 +478,94 @@ def test_methods_survive_yaml_and_json(method: Method) -> None:
             assert type(again.dense_steps) is type(method.dense_steps)  # type: ignore[attr-defined]
 
 
-def test_what_has_no_plain_form_is_refused() -> None:
+# A method of one's own
+
+
+@dataclass(frozen=True)
+class Mine(Entropy):
+    """Option types that no method of the package has."""
+
+    mode: Literal["fast", "exact", 3] = "fast"
+    label: str | int = "x"
+    limit: int | float | None = None
+    weights: tuple[float, ...] = (0.5,)
+    pair: tuple[str, bool] = ("a", True)
+    levels: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    other: Budget | None = None
+    orders: tuple[Order, ...] = (Raster(),)
+
+    name: ClassVar[str] = "mine"
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> type[Method]:
+    monkeypatch.setitem(METHODS, "mine", Mine)
+    return Mine
+
+
+def test_a_method_of_ones_own_is_read_and_written(mine: type[Method], tmp_path: Path) -> None:
+    several: list[Method] = [
+        mine(),
+        Mine(Budget(0.2), mode=3, label=7, limit=2.5, weights=(1, 0.25), pair=("b", False)),
+        Mine(levels={2: (0.0, 0.5)}, other=Budget(0.3, 0.1), orders=(Gilbert(), Tiled((1, 2, 2)))),
+        Schedule(Mine(order=FrameWindows()), dense_steps=0.1),
+    ]
+    for method in several:
+        test_methods_survive_yaml_and_json(method)
+    plain = {"presets": {"own": {**write_method(several[3]), "description": "Mine."}}}
+    assert load_preset("own", config=write(tmp_path, plain)).method == several[3]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"mode": "slow"}, ".options.mode must be one of fast, exact, 3, got 'slow'"),
+        ({"mode": True}, ".options.mode must be one of fast, exact, 3, got True"),
+        ({"label": 1.5}, ".options.label must be str or int, got 1.5"),
+        ({"limit": "2"}, ".options.limit must be a finite number, got '2'"),
+        ({"weights": 0.5}, ".options.weights must be a list, got 0.5"),
+        ({"pair": ["a"]}, ".options.pair must be a list of 2, got ['a']"),
+        ({"pair": ["a", 1]}, ".options.pair[1] must be true or false, got 1"),
+        ({"levels": {"two": [0, 1]}}, ".options.levels: the key 'two' must be an int"),
+        ({"levels": {2: [0]}}, ".options.levels.2 must be a list of 2"),
+        ({"other": {"floor": 0.1}}, ".options.other needs the key 'mean'"),
+        ({"orders": ["spiral"]}, ".options.orders[0] must be one of raster, gilbert,"),
+        ({"orders": [{"tiled": [0, 1, 1]}]}, ".options.orders[0]: window must be three sizes"),
+        ({"labl": 1}, ".options has no key 'labl'; did you mean 'label'?"),
+    ],
+)
+def test_its_wrong_options_are_named(
+    mine: type[Method], option: dict[str, Any], message: str
+) -> None:
+    assert mine.name in METHODS
+    with pytest.raises(ValueError, match=re.escape(f"here{message}")):
+        read_method({"method": "mine", "options": option}, "here")
+
+
+@dataclass(frozen=True)
+class Strange(Entropy):
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    name: ClassVar[str] = "strange"
+
+
+@dataclass(frozen=True)
+class Needy(Entropy):
+    taps: int = field(kw_only=True)
+
+    name: ClassVar[str] = "needy"
+
+
+def test_what_has_no_plain_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="Schedule inside a Schedule"):
         write_method(Schedule(Schedule(Dense())))
+    with pytest.raises(ValueError, match=r"Strange\(.* is not in jali.methods.METHODS: dense,"):
+        write_method(Strange())
+    monkeypatch.setitem(METHODS, "strange", Strange)
+    monkeypatch.setitem(METHODS, "needy", Needy)
+    with pytest.raises(ValueError, match=r"Strange.device: device\(.* has no plain form"):
+        write_method(Strange())
+    with pytest.raises(ValueError, match=r"options.device holds a value of type .*torch.device"):
+        read_method({"method": "strange", "options": {"device": "cpu"}}, "here")
+    with pytest.raises(ValueError, match=r"here.options needs the key 'taps'"):
+        read_method({"method": "needy"}, "here")

@@ -9,31 +9,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from jali import files
 from jali.backends import check_name
 from jali.methods import Method
 from jali.presets import Preset
-from jali.presets.method import (
-    METHOD_KEYS,
-    Fields,
-    a_text,
-    an_int,
-    at,
-    optional,
-    read_method,
-    write_method,
-)
+from jali.presets.method import PlainMethod, read_method, write_method
+from jali.presets.schema import errors_at, read_object
 from jali.version import __version__
 
 CONFIG_NAME = "sparse_attention_config.json"
 FORMAT = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlainConfig(PlainMethod):
+    """The keys of the file."""
+
+    _class_name: str
+    format: int
+    _jali_version: str = "unknown"
+    model: str | None = None
+    preset: str | None = None
+    backend: str = "auto"
+
+
 @dataclass(frozen=True)
 class SparseAttentionConfig:
     """What makes a model sparse: the method, and where it comes from.
 
-    `apply_sparse_attention(pipe, config.method)` is all it takes. The file holds plain values, one
-    for every option, and nothing else is accepted in it.
+    One JSON file of plain values, one for every option, beside a model or anywhere else; nothing
+    else is accepted in it.
+
+        config = SparseAttentionConfig.from_preset(load_preset("entropy_balanced", "wan-t2v-14b"))
+        config.save_pretrained("my-model")
+        config = SparseAttentionConfig.from_pretrained("my-model")
+        apply_sparse_attention(pipe, config.method, backend=config.backend)
+
+    Args:
+        method: the method with its schedule; a `TypeError` where it is none.
+        backend: who executes plans; a `ValueError` names the known ones.
+        model: the registry's name of the model it was made for.
+        preset: the preset it was made from.
     """
 
     method: Method
@@ -68,22 +84,17 @@ class SparseAttentionConfig:
         cls, data: Mapping[str, Any], source: str = "the config"
     ) -> SparseAttentionConfig:
         """Strict: every key is known, every value of its type, and this version can read it."""
-        known = ("_class_name", "_jali_version", "format", "model", "preset", "backend")
-        fields = Fields(data, source, (*known, *METHOD_KEYS))
-        name = fields.take("_class_name", a_text)
-        if name != cls.CLASS:
-            raise ValueError(f"{source} is a {name}, not a {cls.CLASS}")
-        version = fields.take("format", an_int)
-        if version != FORMAT:
+        plain: PlainConfig = read_object(PlainConfig, data, source)
+        if plain._class_name != cls.CLASS:
+            raise ValueError(f"{source} is a {plain._class_name}, not a {cls.CLASS}")
+        if plain.format != FORMAT:
             raise ValueError(
-                f"{source} has format {version}, written by jali "
-                f"{fields.take('_jali_version', a_text, 'unknown')}; this one reads format {FORMAT}"
+                f"{source} has format {plain.format}, written by jali {plain._jali_version}; "
+                f"this one reads format {FORMAT}"
             )
         method = read_method(data, source)
-        backend = fields.take("backend", a_text, "auto")
-        model = fields.take("model", optional(a_text), None)
-        preset = fields.take("preset", optional(a_text), None)
-        return at(source, lambda: cls(method, backend, model, preset))
+        with errors_at(source):
+            return cls(method, plain.backend, plain.model, plain.preset)
 
     def save_pretrained(
         self,
@@ -93,23 +104,19 @@ class SparseAttentionConfig:
         repo_id: str | None = None,
         **hub: Any,
     ) -> Path:
-        """Write `sparse_attention_config.json` into a folder, a model's own or any other one."""
+        """Write `sparse_attention_config.json` into a folder, a model's own or any other one.
+
+        With `push_to_hub` it is uploaded too, to `repo_id` (the folder's name without one); `hub`
+        are further arguments of `push_to_hub`. Returns the path of the file. `ValueError` where
+        the folder is a file, `files.WriteError` where it cannot be written.
+        """
         folder = Path(save_directory)
         if folder.is_file():
             raise ValueError(f"{folder} is a file; save_pretrained wants a folder")
         if hub and not push_to_hub:
             raise TypeError(f"{sorted(hub)} only mean something with push_to_hub=True")
-        folder.mkdir(parents=True, exist_ok=True)
         file = folder / CONFIG_NAME
-        draft = folder / f".{CONFIG_NAME}.{os.getpid()}"
-        try:  # the whole file or nothing
-            with draft.open("w", encoding="utf-8") as stream:
-                stream.write(self._text())
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(file)
-        finally:
-            draft.unlink(missing_ok=True)
+        files.write_text(file, self._text())
         if push_to_hub:
             self.push_to_hub(repo_id or folder.name, **hub)
         return file
@@ -125,7 +132,11 @@ class SparseAttentionConfig:
         cache_dir: str | os.PathLike[str] | None = None,
         local_files_only: bool = False,
     ) -> SparseAttentionConfig:
-        """From a folder, the file itself, or a repository of the hub (or its cache)."""
+        """From a folder, the file itself, or a repository of the hub (or its cache).
+
+        `FileNotFoundError` where a folder holds none, `OSError` where a repository cannot be read,
+        `ValueError` where the file is not a configuration that this version can read.
+        """
         path = Path(pretrained).expanduser()
         if path.is_dir():
             path = path / (subfolder or "") / CONFIG_NAME
@@ -140,11 +151,7 @@ class SparseAttentionConfig:
                 cache_dir=cache_dir,
                 local_files_only=local_files_only,
             )
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
-        return cls.from_dict(data, path.name)
+        return cls.from_dict(files.read_json(path), path.name)
 
     def push_to_hub(
         self,

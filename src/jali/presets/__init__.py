@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from jali.methods import near
-from jali.presets.loader import ModelPresets, read_file, read_text
-from jali.presets.preset import Preset, VideoScale
-
-_SHARED = ("video", "image")
+from jali.presets.file import read_file, read_text
+from jali.presets.preset import ModelPresets, Preset, VideoScale
 
 
 def presets(model: str | None = None) -> tuple[Preset, ...]:
@@ -49,56 +46,49 @@ def load_preset(
 
 def resolve_model(name: str) -> str:
     """The registry's name of a model, from that or any of its other names; case does not matter."""
-    names = {
-        alias.lower(): found.section
-        for found in _shipped().values()
-        for alias in (found.section, *found.aliases)
-    }
-    if name.lower() not in names:
+    if name.lower() not in model_names():
         raise ValueError(f"no presets for the model {name!r}{near(name.lower(), _shipped())}")
-    return names[name.lower()]
+    return model_names()[name.lower()]
 
 
-def _from_file(name: str | None, model: str | None, config: str | Path) -> Preset:
-    sections = read_file(config)
-    if model is None:
-        found = _section_without_model(name, sections, config)
-    else:
-        found = _section(model, sections, config)
-    preset = found.get(name)
-    return preset if preset.model is None else replace(preset, model=_known(preset.model))
-
-
-def _section(model: str, sections: Sequence[ModelPresets], config: str | Path) -> ModelPresets:
-    """A file without a model's name is for every model."""
-    for found in sections:
-        names = {found.section, *found.aliases}
-        own = all(preset.model is None for preset in found.presets)
-        if own or model in names or _known(model) in map(_known, names):
-            return found
-    known = [found.section for found in sections]
-    raise ValueError(f"{config} has no model {model!r}{near(model, known)}")
-
-
-def _section_without_model(
-    name: str | None, sections: Sequence[ModelPresets], config: str | Path
-) -> ModelPresets:
-    holds = [s for s in sections if name is None or name in s.names()]
-    if len(holds) == 1:
-        return holds[0]
-    if not holds:
-        known = sorted({known for s in sections for known in s.names()})
-        raise ValueError(f"{config} has no preset {name!r}{near(str(name), known)}")
-    models = ", ".join(s.section for s in holds)
-    raise ValueError(f"{config} has this preset for several models, so name one of: {models}")
+@functools.cache
+def model_names() -> dict[str, str]:
+    """Every name of every model in lower case, and the registry's name that it means."""
+    return {
+        name.lower(): found.section
+        for found in _shipped().values()
+        for name in (found.section, *found.aliases)
+    }
 
 
 def _known(model: str) -> str:
     """The registry's name where there is one; other models keep their own."""
-    try:
-        return resolve_model(model)
-    except ValueError:
-        return model
+    return model_names().get(model.lower(), model)
+
+
+def _from_file(name: str | None, model: str | None, config: str | Path) -> Preset:
+    sections = read_file(config)
+    if model is not None:
+        found = [section for section in sections if _is_for(section, model)][:1]
+        missing = f"model {model!r}{near(model, [section.section for section in sections])}"
+    else:
+        found = [section for section in sections if name is None or name in section.names()]
+        known = sorted({name for section in sections for name in section.names()})
+        missing = f"preset {name!r}{near(str(name), known)}"
+    if not found:
+        raise ValueError(f"{config} has no {missing}")
+    if len(found) > 1:
+        models = ", ".join(section.section for section in found)
+        raise ValueError(f"{config} has this preset for several models, so name one of: {models}")
+    preset = found[0].get(name)
+    return preset if preset.model is None else replace(preset, model=_known(preset.model))
+
+
+def _is_for(section: ModelPresets, model: str) -> bool:
+    """A file without a model's name is for every model."""
+    names = (section.section, *section.aliases)
+    any_model = all(preset.model is None for preset in section.presets)
+    return any_model or model in names or _known(model) in map(_known, names)
 
 
 @functools.cache
@@ -110,15 +100,14 @@ def _shipped() -> dict[str, ModelPresets]:
         for file in folder.iterdir()
         if file.name.endswith(".yaml")
     }
-    return {
-        name: replace(own, presets=(*own.presets, *_of_kind(files[str(own.kind)], name)))
-        for name, own in sorted(files.items())
-        if name not in _SHARED
-    }
+    found = {}
+    for name in sorted(files.keys() - {"video", "image"}):
+        own, shared = files[name], files[str(files[name].kind)]
+        of_kind = (replace(preset, model=name) for preset in shared.presets)
+        found[name] = replace(own, presets=(*own.presets, *of_kind))
+    return found
 
 
-def _of_kind(shared: ModelPresets, model: str) -> tuple[Preset, ...]:
-    return tuple(replace(preset, model=model) for preset in shared.presets)
-
-
-__all__ = ["Preset", "VideoScale", "load_preset", "presets", "read_file", "resolve_model"]
+__all__ = [
+    "Preset", "VideoScale", "load_preset", "model_names", "presets", "read_file", "resolve_model",
+]  # fmt: skip

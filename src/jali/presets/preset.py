@@ -1,20 +1,20 @@
-"""A preset: a method with a name, for a model."""
+"""A preset: a method with a name, for a model; and all presets of a model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from jali.methods import Method
+from jali.methods import Method, near
 from jali.tokens.grid import Box, Text, TokenGrid
 
 
 @dataclass(frozen=True, slots=True)
 class VideoScale:
-    """Pixels and frames behind one token along each axis."""
+    """Pixels and frames behind one token along each axis; files call them divisors, as PSA does."""
 
-    width: int
-    height: int
-    depth: int
+    width: int = field(metadata={"key": "width_divisor"})
+    height: int = field(metadata={"key": "height_divisor"})
+    depth: int = field(metadata={"key": "depth_divisor"})
 
     def __post_init__(self) -> None:
         for name in ("width", "height", "depth"):
@@ -75,3 +75,29 @@ class Preset:
         cost = self.nominal_cost
         work = "cost depends on the data" if cost is None else f"nominal cost {cost:.3f}"
         return f"{self.model or 'any model'}: {self.name} ({work}). {self.description}".rstrip()
+
+
+@dataclass(frozen=True)
+class ModelPresets:
+    """The presets of one model: `section` is its name in the file."""
+
+    section: str
+    presets: tuple[Preset, ...]
+    aliases: tuple[str, ...] = ()
+    kind: str | None = None
+    default: str | None = None
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(preset.name for preset in self.presets)
+
+    def get(self, name: str | None) -> Preset:
+        """By name, where - and _ are one; the default without one."""
+        wanted = self.default if name is None else name
+        if wanted is None:
+            raise ValueError(
+                f"{self.section} has no default preset, name one of {', '.join(self.names())}"
+            )
+        for preset in self.presets:
+            if preset.name.replace("-", "_") == wanted.replace("-", "_"):
+                return preset
+        raise ValueError(f"{self.section} has no preset {wanted!r}{near(wanted, self.names())}")
