@@ -16,7 +16,7 @@ import checkpoints
 
 from jali import presets
 from jali.integration.models import pipeline as models
-from jali.integration.models.checkpoint import lora_source
+from jali.integration.models.lora import lora_source
 from jali.integration.models.registry import model_card
 
 DOCS = Path(__file__).parents[2] / "docs"

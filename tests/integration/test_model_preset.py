@@ -14,8 +14,8 @@ pytest.importorskip("diffusers")
 import tiny
 
 import jali
-from jali.integration.models.preset import model_of, scale_of
-from jali.integration.models.registry import MODELS
+from jali.integration.models.registry import MODELS, model_of
+from jali.integration.models.size import video_scale_of
 from jali.presets import Preset, VideoScale, load_preset
 from jali.tokens.grid import TokenGrid
 
@@ -81,10 +81,10 @@ def preset(**facts: Any) -> Preset:
 
 def test_the_scale_of_a_pipeline() -> None:
     pipe = tiny.wan(2)
-    assert scale_of(pipe, pipe.transformer) == VideoScale(width=16, height=16, depth=4)
+    assert video_scale_of(pipe, pipe.transformer) == VideoScale(width=16, height=16, depth=4)
     newer = tiny.cogvideox("1.5", 2)
-    assert scale_of(newer, newer.transformer) == VideoScale(16, 16, 8)
-    assert scale_of(None, pipe.transformer) is None
+    assert video_scale_of(newer, newer.transformer) == VideoScale(16, 16, 8)
+    assert video_scale_of(None, pipe.transformer) is None
 
 
 def test_a_preset_for_other_pixels_is_refused_before_anything_changes() -> None:

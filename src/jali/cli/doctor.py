@@ -121,12 +121,10 @@ def _models(device: Any, dtype: Any) -> list[dict[str, Any]]:
     from jali.backends import Task, choose
     from jali.integration.forecast import model_speedup
     from jali.integration.models.registry import MODELS
-    from jali.integration.models.workload import WORKLOADS
 
     rows = []
     for card in MODELS.values():
-        load = WORKLOADS[card.name]
-        tokens, layers = load.tokens(card), sum(card.layers)
+        tokens, layers = card.tokens, sum(card.layers)
         task = Task(device, dtype, card.head_dim, card.heads, card.heads, tokens, tokens)
         backend = choose("auto", task).name
         gains = {
@@ -134,11 +132,11 @@ def _models(device: Any, dtype: Any) -> list[dict[str, Any]]:
                 heads=card.heads,
                 head_dim=card.head_dim,
                 tokens=tokens,
-                batch=load.batch,
+                batch=card.batch,
                 cost=budget,
                 sparse_share=(1 - DENSE_STEPS) * (layers - 1) / layers,
                 layers=layers,
-                weights=int(load.weights),
+                weights=int(card.weights),
                 device=device,
                 backend=backend,
             )

@@ -202,8 +202,8 @@ class Experiment:
 def check_static_size(model: str, height: int, width: int, frames: int) -> None:
     """Refuse a size that a model cannot make, before any of it is loaded or submitted."""
     from jali.experiments.scale import known_strides
-    from jali.integration.models.pipeline import check_size
     from jali.integration.models.registry import model_card
+    from jali.integration.models.size import check_size
 
     strides = known_strides(model)
     if strides is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jali.experiments.experiment import Experiment
 
 if TYPE_CHECKING:
-    from jali.integration.models.pipeline import Strides
+    from jali.integration.models.size import Strides
 
 Q_BLOCK, K_BLOCK = 256, 128  # of a book's masks
 LOSSLESS = 0.45  # bytes of ffv1 per byte of RGB: generated clips lie between 0.3 and 0.6
@@ -22,15 +22,14 @@ FRAMES = {"cogvideox1.5-5b": 4}
 
 def known_strides(model: str) -> Strides | None:
     """What a size must be a multiple of; None for a model whose geometry is not written down."""
-    from jali.integration.models.pipeline import Strides
-    from jali.integration.models.registry import model_card
-    from jali.integration.models.workload import WORKLOADS
+    from jali.integration.models.registry import MODELS
+    from jali.integration.models.size import Strides
 
-    work = WORKLOADS.get(model)
-    if work is None:
+    card = MODELS.get(model)
+    if card is None:
         return None
-    frames = 0 if model_card(model).image else FRAMES.get(model, work.frames)
-    return Strides(work.height, work.width, frames)
+    frames, height, width = card.token_size
+    return Strides(height, width, 0 if card.image else FRAMES.get(model, frames))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +60,16 @@ def forecast(
 ) -> Forecast | None:
     """Of a completed experiment; None for a model or device that nobody measured."""
     from jali.integration.forecast import attention_times, constants
-    from jali.integration.models.registry import model_card
-    from jali.integration.models.workload import WORKLOADS
+    from jali.integration.models.registry import MODELS
 
-    e, work = experiment, WORKLOADS.get(experiment.model)
+    e, card = experiment, MODELS.get(experiment.model)
     known = constants()["devices"].get(device)
-    if work is None or known is None:
+    if card is None or known is None:
         return None
     if not (e.height and e.width and e.num_frames and e.steps):
         raise ValueError("a forecast is of a completed experiment")
-    card = dataclasses.replace(
-        model_card(e.model), height=e.height, width=e.width, frames=e.num_frames
-    )
-    tokens = work.tokens(card)
+    card = dataclasses.replace(card, height=e.height, width=e.width, frames=e.num_frames)
+    tokens = card.tokens
     guided = 1 if card.guidance.kind == "embedded" else 2  # with and without the prompt
     times = attention_times(
         heads=guided * card.heads, head_dim=card.head_dim, tokens=tokens,
@@ -82,7 +78,7 @@ def forecast(
     if times is None:
         return None
     layers = sum(card.layers)
-    rest = 2.0 * work.weights * tokens * guided / 1e9 / known["linear_tflops"]
+    rest = 2.0 * card.weights * tokens * guided / 1e9 / known["linear_tflops"]
     dense_layers = int(bool(e.dense_first_layer))
     dense = (rest + layers * times[0]) / 1e3
     sparse = (rest + (layers - dense_layers) * times[1] + dense_layers * times[0]) / 1e3

@@ -127,8 +127,8 @@ def load(settings: Settings) -> Any:
 
 
 def check_sizes(pipe: Any, settings: Settings) -> None:
-    from jali.integration.models.pipeline import check_size, strides_of
     from jali.integration.models.registry import model_card
+    from jali.integration.models.size import check_size, strides_of
 
     card = model_card(settings.model)
     height, width, frames = settings.height, settings.width, settings.num_frames

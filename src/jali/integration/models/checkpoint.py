@@ -1,31 +1,26 @@
-"""Where weights come from and go to: folders, hub ids, LoRA files, devices, precisions."""
+"""Where weights come from and go to: folders and hub ids, devices, precisions, offload."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from jali.integration.models.integrity import check_integrity
+from jali.integration.models.integrity import check_integrity, read_part
 from jali.integration.models.registry import ModelCard, matching, mismatch
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 OFFLOADS = (False, True, "model", "sequential")
 _DTYPES = {
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-    "fp32": torch.float32,
-    "float32": torch.float32,
-}
+    "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
+    "fp16": torch.float16, "float16": torch.float16,
+    "fp32": torch.float32, "float32": torch.float32,
+}  # fmt: skip
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -69,7 +64,13 @@ def find_checkpoint(card: ModelCard, path: str | os.PathLike[str] | None) -> str
     if path is None and card.hub is not None:
         return card.hub
     if path is None:
-        return _own_folder(card)
+        path = card.location
+        if not Path(path, "model_index.json").is_file():
+            raise FileNotFoundError(
+                f"{Path(path, 'model_index.json')} is missing: this installation of jali came "
+                f"without the weights of {card.name}; install it again, or pass path= with their "
+                f"folder"
+            )
     folder = Path(path).expanduser()
     if not folder.exists():
         if isinstance(path, str) and HUB_ID.fullmatch(path):
@@ -86,24 +87,12 @@ def find_checkpoint(card: ModelCard, path: str | os.PathLike[str] | None) -> str
     return str(folder)
 
 
-def _own_folder(card: ModelCard) -> str:
-    """The folder of a model that comes with this package."""
-    folder = Path(card.location)
-    if not (folder / "model_index.json").is_file():
-        raise FileNotFoundError(
-            f"{folder / 'model_index.json'} is missing: this installation of jali came without the "
-            f"weights of {card.name}; install it again, or pass path= with their folder"
-        )
-    check_integrity(folder)
-    return str(folder)
-
-
 def check_checkpoint(card: ModelCard, source: str, hub: Mapping[str, Any]) -> None:
     """Refuse another model's checkpoint before its weights are read."""
-    index = _json(card, source, "model_index.json", hub)
+    index = _read(card, source, "model_index.json", hub)
     config: Mapping[str, Any] = {}
     if card.config and index.get("_class_name") == card.pipeline:
-        config = _json(card, source, "transformer/config.json", hub)
+        config = _read(card, source, "transformer/config.json", hub)
     problem = mismatch(card, index, config)
     if not problem:
         return
@@ -112,7 +101,7 @@ def check_checkpoint(card: ModelCard, source: str, hub: Mapping[str, Any]) -> No
     raise ValueError(f"{source} is not {card.name}: {problem}; {hint}")
 
 
-def _json(card: ModelCard, source: str, name: str, hub: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read(card: ModelCard, source: str, name: str, hub: Mapping[str, Any]) -> Mapping[str, Any]:
     if os.path.isdir(source):
         file = os.path.join(source, name)
         if not os.path.isfile(file):
@@ -122,11 +111,7 @@ def _json(card: ModelCard, source: str, name: str, hub: Mapping[str, Any]) -> Ma
 
         with explain_hub_errors(card, source):
             file = hf_hub_download(source, name, **hub)
-    try:
-        found = json.loads(Path(file).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return read_part(Path(file))
 
 
 @contextlib.contextmanager
@@ -142,72 +127,3 @@ def explain_hub_errors(card: ModelCard, source: str) -> Iterator[None]:
             f"fetching it failed ({type(error).__name__}: {str(error).splitlines()[0]}); download "
             f"it once where there is a network, or pass path= with a local folder"
         ) from error
-
-
-# LoRA
-
-
-@dataclass(frozen=True, slots=True)
-class LoraSource:
-    """A repository or folder, and the file in it; no file means the usual one."""
-
-    location: str
-    folder: str | None = None
-    file: str | None = None
-
-
-def lora_source(lora: str | os.PathLike[str]) -> LoraSource:
-    path = Path(lora).expanduser()
-    if path.is_file():
-        return LoraSource(str(path.parent), file=path.name)
-    if path.is_dir():
-        files = sorted(file.name for file in path.glob("*.safetensors"))
-        if len(files) != 1:
-            what = f"{len(files)} .safetensors files ({', '.join(files)})" if files else "none"
-            raise ValueError(f"{path} should hold one .safetensors file, and holds {what}")
-        return LoraSource(str(path), file=files[0])
-    repo, _, inside = str(lora).partition(":")
-    if not HUB_ID.fullmatch(repo):
-        raise FileNotFoundError(f"no LoRA at {lora}; pass a file, a folder or REPO:FOLDER/FILE")
-    if not inside:
-        return LoraSource(repo)
-    folder, _, file = inside.rpartition("/")
-    if not file:
-        raise ValueError(f"lora={str(lora)!r} names no file; write REPO:FOLDER/FILE")
-    return LoraSource(repo, folder or None, file)
-
-
-Lora = str | os.PathLike[str]
-
-
-def lora_sources(lora: Lora | Sequence[Lora | None], experts: int) -> tuple[LoraSource | None, ...]:
-    """One for each expert. A single LoRA is for all of them; a pair is for the high-noise and the
-    low-noise expert, either of which may go without (None)."""
-    if isinstance(lora, str | os.PathLike):
-        return (lora_source(lora),) * experts
-    if experts == 1 or len(lora) != experts:
-        raise ValueError(
-            f"this model has {experts} expert{'s' * (experts > 1)}, but lora names {len(lora)} of "
-            f"them: {lora!r}; "
-            + ("give one LoRA" if experts == 1 else "give one for both, or a pair (high, low)")
-        )
-    return tuple(None if each is None else lora_source(each) for each in lora)
-
-
-def load_lora(pipe: Any, sources: Sequence[LoraSource | None], hub: Mapping[str, Any]) -> None:
-    """Load each expert's LoRA into it."""
-    if not hasattr(pipe, "load_lora_weights"):
-        raise ValueError(f"{type(pipe).__name__} takes no LoRA")
-    for expert, source in zip(("transformer", "transformer_2"), sources, strict=False):
-        if source is None:
-            continue
-        second = {"load_into_transformer_2": True} if expert == "transformer_2" else {}
-        pipe.load_lora_weights(
-            source.location, weight_name=source.file, subfolder=source.folder, adapter_name="jali",
-            **second, **hub,
-        )  # fmt: skip
-        # diffusers only warns where no weight of the file fits, and then generates without it.
-        if "jali" not in getattr(getattr(pipe, expert), "peft_config", {}):
-            raise ValueError(
-                f"no weight of the LoRA {source.file or source.location} fits this model's {expert}"
-            )

@@ -8,14 +8,12 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from jali.integration.models.checkpoint import (
-    Lora,
     check_checkpoint,
     check_offload,
     choose_device,
@@ -23,10 +21,10 @@ from jali.integration.models.checkpoint import (
     dtype_argument,
     explain_hub_errors,
     find_checkpoint,
-    load_lora,
-    lora_sources,
 )
+from jali.integration.models.lora import Lora, load_lora, lora_sources
 from jali.integration.models.registry import ModelCard, model_card
+from jali.integration.models.size import check_count, check_size, strides_of
 
 log = logging.getLogger("jali")
 
@@ -143,84 +141,6 @@ def generate_video(
     return _frames(output, card)
 
 
-# Sizes
-
-
-@dataclass(frozen=True, slots=True)
-class Strides:
-    """What height and width must be multiples of (pixels per token, or what the pipeline insists
-    on), and frames per latent frame (0: an image).
-
-    `limits` are the largest height and width, where the transformer's positions end.
-    """
-
-    height: int
-    width: int
-    frames: int
-    limits: tuple[int, int] | None = None
-
-
-def strides_of(pipe: Any, card: ModelCard) -> Strides:
-    """From the loaded VAE and transformer, so that checkpoints with other strides are right too."""
-    spatial = _first(
-        pipe, "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor"
-    )
-    temporal = _first(pipe, "vae_scale_factor_temporal", "vae_temporal_compression_ratio")
-    patch = pipe.transformer.config.patch_size
-    _, high, wide = patch if isinstance(patch, list | tuple) else (1, patch, patch)
-    each = int(spatial) * card.packing
-    high, wide = (math.lcm(each * side, card.multiple) for side in (high, wide))
-    limits = None
-    if card.config.get("patch_size_t"):  # CogVideoX 1.5 cuts its positions out of a fixed table
-        config = pipe.transformer.config
-        limits = (config.sample_height * spatial, config.sample_width * spatial)
-    return Strides(high, wide, 0 if card.image else int(temporal or 1), limits)
-
-
-def _first(pipe: Any, *names: str) -> Any:
-    return next((getattr(pipe, name) for name in names if getattr(pipe, name, None)), None)
-
-
-def check_size(strides: Strides, height: int, width: int, frames: int, card: ModelCard) -> None:
-    """Refuse what the pipeline would round or fail on, naming the nearest sizes that fit."""
-    for name, value, stride in (
-        ("height", height, strides.height),
-        ("width", width, strides.width),
-    ):
-        _check_count(name, value)
-        if value % stride:
-            below = value - value % stride
-            near = [size for size in (below, below + stride) if size]
-            raise ValueError(
-                f"{card.name} makes a {name} that is a multiple of {stride} pixels, got {value}; "
-                f"the nearest are {_either(near)}"
-            )
-    if strides.limits and (height > strides.limits[0] or width > strides.limits[1]):
-        raise ValueError(
-            f"{card.name} makes at most {strides.limits[0]}×{strides.limits[1]} pixels (height × "
-            f"width), got {height}×{width}"
-        )
-    _check_count("num_frames", frames)
-    if not strides.frames:
-        if frames != 1:
-            raise ValueError(f"{card.name} makes images: num_frames is 1, got {frames}")
-    elif (frames - 1) % strides.frames:
-        below = frames - (frames - 1) % strides.frames
-        raise ValueError(
-            f"{card.name} makes {strides.frames}·k + 1 frames, got {frames}; "
-            f"the nearest are {_either([below, below + strides.frames])}"
-        )
-
-
-def _either(sizes: list[int]) -> str:
-    return " and ".join(map(str, sizes))
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an int >= 1, got {value!r}")
-
-
 # What a call may hold
 
 
@@ -242,7 +162,7 @@ def _check_numbers(
 ) -> None:
     if not isinstance(prompt, str):
         raise TypeError(f"prompt is one text (call once per prompt), got {prompt!r}")
-    _check_count("steps", steps)
+    check_count("steps", steps)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
     for name, value in (("guidance", guidance), ("guidance_2", guidance_2), ("shift", shift)):
