@@ -61,7 +61,7 @@ def heads() -> list[Head]:
 
     pipe = load_pipeline("nano")
     pipe.set_progress_bar_config(disable=True)
-    settings = Settings(model="nano", steps=STEPS).resolved()
+    settings = Settings(model="nano", steps=STEPS).resolve()
     calls = capture(pipe, settings, PROMPT, layers=range(8), steps=LOOKED_AT)
     return [h for call in calls for h in heads_of(call.q, call.k, call.grid, call.site, call.scale)]
 

@@ -20,7 +20,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
 from jali.clips.clip import read_clip
-from jali.generation import read_gallery
+from jali.generation import read_run
 
 Jali = Callable[..., Any]
 Small = tuple[str, ...]
@@ -34,7 +34,7 @@ def test_one_prompt_to_one_folder(jali: Jali, small: Small, tmp_path: Path) -> N
     assert done.exit_code == 0, done.stderr
     assert f"{folder}: 1 clip," in done.stdout.replace("\n", "")
     assert "entropy: asked 0.40" in done.stdout
-    run = read_gallery(folder)
+    run = read_run(folder)
     assert run.complete
     assert run.settings.options == {"q_block": 16, "k_block": 16}
     # Once more: nothing is made, and the answer is the same.
@@ -53,7 +53,7 @@ def test_dense_beside_sparse(jali: Jali, small: Small, tmp_path: Path) -> None:
     done = jali("generate", *small, "--method=local", "--budget=0.4", *BLOCKS, *words)
     assert done.exit_code == 0, done.stderr
     assert sorted(os.listdir(tmp_path / "out")) == ["dense", "local"]
-    dense, sparse = (read_gallery(tmp_path / "out" / name) for name in ("dense", "local"))
+    dense, sparse = (read_run(tmp_path / "out" / name) for name in ("dense", "local"))
     assert (
         [c.name for c in dense.clips]
         == [c.name for c in sparse.clips]
@@ -124,7 +124,7 @@ def test_a_lora_is_used(jali: Jali, small: Small, checkpoint: Path, tmp_path: Pa
         done = jali("generate", *small, "--method=dense", "--prompt=a cat", *extra, "--output-dir",
                     tmp_path / name)  # fmt: skip
         assert done.exit_code == 0, done.stderr
-        run = read_gallery(tmp_path / name)
+        run = read_run(tmp_path / name)
         frames[name] = read_clip(run.path(run.clips[0].lossless)).frames
     assert run.settings.lora == str(tmp_path / "lora.safetensors")
     assert not torch.equal(frames["plain"], frames["lora"])
@@ -145,7 +145,7 @@ def test_a_book_is_replayed(jali: Jali, small: Small, tmp_path: Path) -> None:
     assert told["settings"]["steps"] == 3  # those of the book
     assert len(told["settings"]["attention"]["options"]["book"]) == 64
     assert told["clips"][0]["sparse_calls"] > 0
-    assert read_gallery(tmp_path / "run").settings.resolved().digest == told["digest"]
+    assert read_run(tmp_path / "run").settings.resolve().digest == told["digest"]
     done = jali("generate", *without_steps, "--steps=4", *words)
     assert done.exit_code == 2
     assert "is for 3 steps, and 4 are asked for" in done.stderr
@@ -240,7 +240,7 @@ def test_ctrl_c_and_go_on(jali: Jali, small: Small, tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert err.strip().splitlines()[-1] == "jali: interrupted; what is finished is kept"
     assert not out
-    half = read_gallery(folder)
+    half = read_run(folder)
     assert not half.complete
     assert 1 <= len(half.clips) < 20
     assert not [name for name in os.listdir(folder) if name.startswith(".")]
@@ -248,7 +248,7 @@ def test_ctrl_c_and_go_on(jali: Jali, small: Small, tmp_path: Path) -> None:
     done = jali("generate", *small, *words[:1], f"--num-prompts={count}", "--steps=12",
                 "--output-dir", folder)  # fmt: skip
     assert done.exit_code == 0, done.stderr
-    whole = read_gallery(folder)
+    whole = read_run(folder)
     assert whole.complete
     assert whole.clips[: len(half.clips)] == half.clips
 

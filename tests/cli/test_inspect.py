@@ -46,7 +46,7 @@ def test_captured_calls_are_the_models_own() -> None:
     settings = Settings(
         "wan-t2v-1.3b", height=64, width=64, num_frames=9, steps=4, device="cpu", method="dense",
         arguments={"max_sequence_length": 16},
-    ).resolved()  # fmt: skip
+    ).resolve()  # fmt: skip
     seen: dict[int, torch.Tensor] = {}
     attn = pipe.transformer.blocks[2].attn1
     hook = attn.to_out[0].register_forward_hook(

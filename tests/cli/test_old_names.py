@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jali.cli.old_names import translated
+from jali.cli.old_names import translate
 
 Jali = Callable[..., Any]
 KNOWN = ("--method", "--preset", "--prompts", "--steps", "--lora", "--output-dir", "--num-frames")
@@ -29,11 +29,11 @@ KNOWN = ("--method", "--preset", "--prompts", "--steps", "--lora", "--output-dir
     ],
 )
 def test_old_flags(old: str, new: str) -> None:
-    assert translated(old.split(), KNOWN) == new.split()
+    assert translate(old.split(), KNOWN) == new.split()
 
 
 def test_flags_without_an_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert translated(["--no_warmup", "--batch_size", "2", "--steps", "4"], KNOWN) == [
+    assert translate(["--no_warmup", "--batch_size", "2", "--steps", "4"], KNOWN) == [
         "--steps",
         "4",
     ]

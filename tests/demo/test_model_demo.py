@@ -17,7 +17,7 @@ pytest.importorskip("av")
 from jali.clips.clip import read_clip
 from jali.evaluation.demo import generation, outcome
 from jali.evaluation.quality import metric
-from jali.generation import read_gallery
+from jali.generation import read_run
 
 Jali = Callable[..., Any]
 Tiny = tuple[str, ...]
@@ -57,7 +57,7 @@ def test_the_files(made: tuple[Path, dict[str, Any]]) -> None:
 
 def test_both_runs_differ_in_the_method_alone(made: tuple[Path, dict[str, Any]]) -> None:
     folder, told = made
-    dense, sparse = (read_gallery(folder / name) for name in ("dense", "entropy"))
+    dense, sparse = (read_run(folder / name) for name in ("dense", "entropy"))
     other = set(dense.settings.differences(sparse.settings))
     assert other <= {"method", "budget", "attention", "warmup_frac", "dense_first_layer"}
     assert dense.clips[0].seed == sparse.clips[0].seed == 3
@@ -71,7 +71,7 @@ def test_both_runs_differ_in_the_method_alone(made: tuple[Path, dict[str, Any]])
 
 def test_the_metrics_are_of_the_lossless_frames(made: tuple[Path, dict[str, Any]]) -> None:
     folder, told = made
-    runs = [read_gallery(folder / name) for name in ("dense", "entropy")]
+    runs = [read_run(folder / name) for name in ("dense", "entropy")]
     dense, sparse = (read_clip(run.path(run.clips[0].lossless)).frames for run in runs)
     assert not torch.equal(dense, sparse)
     assert told["psnr"] == pytest.approx(float(metric.psnr(dense, sparse).mean()), abs=1e-3)

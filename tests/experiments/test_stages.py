@@ -32,7 +32,7 @@ from jali.experiments.stages import all_stages
 from jali.experiments.stages.calibration import with_own_book
 from jali.experiments.stages.variant import calibration_prompts, prompts_of
 from jali.experiments.status import read_status
-from jali.generation import read_gallery
+from jali.generation import read_run
 from jali.maskbook import MaskBook
 
 FILES = ("masks.safetensors", "quality.json")
@@ -89,7 +89,7 @@ def test_every_stage_leaves_its_files(done: Results, checkpoint: str) -> None:
     assert [row["variant"] for row in quality["rows"]] == ["entropy", "cached"]
     assert all(row["psnr"]["n"] == 2 for row in quality["rows"])
     for variant in ("dense", "entropy", "cached"):
-        assert read_gallery(folder / "clips" / variant).complete
+        assert read_run(folder / "clips" / variant).complete
     assert "<html" in (folder / "report.html").read_text()
     e = experiment(checkpoint)
     assert not set(prompts_of(e)) & set(calibration_prompts(e))
@@ -192,7 +192,7 @@ def test_two_ranks_and_one_writes(checkpoint: str, results: Results) -> None:
         assert one.exitcode == 0, results.log("a").read_text()
     assert stages_of(results)["calibrate"] == "none"
     assert [row.state for row in read_status(results, ["a"])] == ["done"]
-    settings = read_gallery(results.folder("a") / "clips" / "entropy").settings
+    settings = read_run(results.folder("a") / "clips" / "entropy").settings
     assert settings.context_parallel == 2
 
 

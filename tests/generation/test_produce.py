@@ -17,7 +17,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
 from jali.clips.clip import read_clip, to_uint8
-from jali.generation import GalleryError, Settings, Tick, produce, read_gallery
+from jali.generation import RunFolderError, Settings, Tick, produce, read_run
 from jali.generation.folder import clip_name
 from jali.generation.produce import frames_of
 
@@ -61,20 +61,20 @@ def test_the_manifest_says_everything(made: Path) -> None:
         assert "entropy: asked 0.40" in clip["summary"]
     listed = {clip[key] for clip in data["clips"] for key in ("video", "lossless", "sites")}
     assert listed | {"manifest.json"} == set(os.listdir(made))
-    assert read_gallery(made).to_dict() == data
+    assert read_run(made).to_dict() == data
 
 
 def test_lossless_frames_are_the_frames(made: Path, pipe: Any) -> None:
-    gallery = read_gallery(made)
-    settings = gallery.settings
+    run = read_run(made)
+    settings = run.settings
     from jali import sparse_processor_mode
 
-    with sparse_processor_mode(pipe, method=settings.chosen()):
+    with sparse_processor_mode(pipe, method=settings.make_method()):
         frames = frames_of(pipe, settings, PROMPTS[1], 1)
-    clip = read_clip(gallery.path(gallery.clips[1].lossless))
+    clip = read_clip(run.path(run.clips[1].lossless))
     assert torch.equal(clip.frames, to_uint8(frames))
     assert clip.fps == 16
-    seen = read_clip(gallery.path(gallery.clips[1].video)).frames
+    seen = read_clip(run.path(run.clips[1].video)).frames
     assert seen.shape == clip.frames.shape
 
 
@@ -90,8 +90,8 @@ def test_dense_is_the_stock_pipeline_bit_for_bit(pipe: Any, settings: Make, tmp_
 
 
 def test_sites_hold_the_cost_of_every_head(made: Path) -> None:
-    gallery = read_gallery(made)
-    data = json.loads(gallery.path(gallery.clips[0].sites).read_text())
+    run = read_run(made)
+    data = json.loads(run.path(run.clips[0].sites).read_text())
     assert (data["grid"], data["layers"], data["steps"], data["heads"]) == ([3, 4, 4], 2, 3, 2)
     assert len(data["rows"]) == 12
     for row in data["rows"]:
@@ -107,18 +107,18 @@ def test_sites_hold_the_cost_of_every_head(made: Path) -> None:
 def test_plans_show_what_a_query_block_reads(
     method: str, pipe: Any, settings: Make, tmp_path: Path
 ) -> None:
-    from jali.generation.sites import Chosen
+    from jali.generation.call_record import PlanRecorder
     from jali.integration.scene import Seen
 
     seen: list[Seen] = []
-    watched = Chosen.__call__
+    watched = PlanRecorder.__call__
 
-    def keep(self: Chosen, call: Seen) -> None:
+    def keep(self: PlanRecorder, call: Seen) -> None:
         seen.append(call)
         watched(self, call)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Chosen, "__call__", keep)
+        patch.setattr(PlanRecorder, "__call__", keep)
         run = produce(pipe, PROMPTS[:1], settings(method=method), tmp_path / method)
     plans = json.loads(run.path(run.clips[0].sites).read_text())["plans"]
     assert plans
@@ -146,7 +146,7 @@ def test_plans_show_what_a_query_block_reads(
 
 
 def test_large_plans_are_thinned() -> None:
-    from jali.generation import sites
+    from jali.generation import call_record
     from jali.planning.plan import full_plan
     from jali.planning.site import Site
     from jali.tokens.grid import TokenGrid
@@ -154,7 +154,7 @@ def test_large_plans_are_thinned() -> None:
 
     grid = TokenGrid.video(21, 45, 80, text=20)
     plan = full_plan(block_layout(grid, blocks=Blocks(256, 128)))
-    found = sites._footprint(Site(1, 4, 2, 8), grid, plan, 0, 14_000)
+    found = call_record._footprint(Site(1, 4, 2, 8), grid, plan, 0, 14_000)
     frames, height, width = found["grid"]
     assert frames == 21
     assert 45 / height == pytest.approx(80 / width, rel=0.1)
@@ -205,7 +205,7 @@ def test_an_interrupted_run_goes_on(pipe: Any, settings: Make, made: Path, tmp_p
 
     with pytest.raises(KeyboardInterrupt):
         produce(pipe, PROMPTS, settings(), folder, stop)
-    half = read_gallery(folder)
+    half = read_run(folder)
     assert (len(half.clips), half.complete) == (1, False)
     assert set(os.listdir(folder)) == {"manifest.json", *half.clips[0].files}
     before = contents(folder)
@@ -230,7 +230,7 @@ def test_a_finished_run_is_left_alone_and_can_grow(
     before = contents(folder)
     again = produce(settings().model, PROMPTS[:1], settings(), folder)  # nothing is loaded
     assert contents(folder) == before
-    assert again.clips == read_gallery(folder).clips
+    assert again.clips == read_run(folder).clips
     assert len(produce(pipe, PROMPTS, settings(), folder).clips) == 2
     assert len(produce(pipe, PROMPTS[:1], settings(), folder).clips) == 2
 
@@ -273,19 +273,19 @@ def test_other_settings_are_refused_by_name(
     change: dict[str, Any], words: str, made: Path, pipe: Any, settings: Make
 ) -> None:
     before = contents(made)
-    with pytest.raises(GalleryError, match="was made with other settings") as caught:
+    with pytest.raises(RunFolderError, match="was made with other settings") as caught:
         produce(pipe, PROMPTS, settings(**change), made)
     assert words in str(caught.value)
     assert contents(made) == before
 
 
 def test_other_folders_are_refused(made: Path, pipe: Any, settings: Make, tmp_path: Path) -> None:
-    with pytest.raises(GalleryError, match="another prompt at 1: 'two blue cats'"):
+    with pytest.raises(RunFolderError, match="another prompt at 1: 'two blue cats'"):
         produce(pipe, ["a red ball", "a dog"], settings(), made)
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(GalleryError, match=r"holds letter.txt and no manifest.json"):
+    with pytest.raises(RunFolderError, match=r"holds letter.txt and no manifest.json"):
         produce(pipe, PROMPTS, settings(), tmp_path)
-    with pytest.raises(GalleryError, match="is a file, and a run needs a folder"):
+    with pytest.raises(RunFolderError, match="is a file, and a run needs a folder"):
         produce(pipe, PROMPTS, settings(), tmp_path / "letter.txt")
     assert contents(tmp_path) == {"letter.txt": b"dear"}
 
@@ -310,7 +310,7 @@ def test_bad_prompts(pipe: Any, settings: Make, tmp_path: Path) -> None:
 def test_one_process_at_a_time(pipe: Any, settings: Make, tmp_path: Path) -> None:
     handle = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(GalleryError, match="another process is writing"):
+    with pytest.raises(RunFolderError, match="another process is writing"):
         produce(pipe, PROMPTS, settings(), tmp_path)
     os.close(handle)
     produce(pipe, PROMPTS[:1], settings(), tmp_path)
@@ -358,15 +358,15 @@ def test_damaged_manifests(
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     damage(manifest)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(GalleryError, match=words):
-        read_gallery(tmp_path)
+    with pytest.raises(RunFolderError, match=words):
+        read_run(tmp_path)
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(GalleryError, match="there is no folder"):
-        read_gallery(tmp_path / "none")
-    with pytest.raises(GalleryError, match=r"holds no manifest.json"):
-        read_gallery(tmp_path)
+    with pytest.raises(RunFolderError, match="there is no folder"):
+        read_run(tmp_path / "none")
+    with pytest.raises(RunFolderError, match=r"holds no manifest.json"):
+        read_run(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(GalleryError, match="cannot be read"):
-        read_gallery(tmp_path)
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        read_run(tmp_path)

@@ -16,7 +16,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
 from jali.clips.clip import read_clip
-from jali.generation import Settings, produce, read_gallery
+from jali.generation import Settings, produce, read_run
 from jali.generation.ranks import check_ranks
 
 
@@ -39,7 +39,7 @@ def test_two_ranks_make_the_clip_of_one(
     for process in running:
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
-    two = read_gallery(tmp_path / "two")
+    two = read_run(tmp_path / "two")
     assert two.settings.context_parallel == 2
     one = produce(pipe, ["a red ball"], settings(), tmp_path / "one")
     frames = [read_clip(run.path(run.clips[0].lossless)).frames for run in (one, two)]

@@ -24,23 +24,23 @@ Make = Callable[..., Settings]
 def test_resolving_is_done_once(method: str) -> None:
     budget = None if method == "dense" else 0.3
     asked = Settings("wan21_1.3b", method=method, budget=budget, device="cpu")
-    found = asked.resolved()
+    found = asked.resolve()
     assert found.model == "wan-t2v-1.3b"  # another name of the same model is the same run
     assert (found.height, found.width, found.num_frames, found.steps) == (480, 832, 81, 50)
     assert (found.device, found.dtype, found.budget) == ("cpu", "float32", budget or 1.0)
-    again = Settings.from_dict(json.loads(json.dumps(found.to_dict()))).resolved()
+    again = Settings.from_dict(json.loads(json.dumps(found.to_dict()))).resolve()
     assert again == found
     assert again.digest == found.digest
-    assert again.chosen() == asked.chosen()
+    assert again.make_method() == asked.make_method()
     assert found.label == method
 
 
 def test_every_preset_is_written_out_in_full() -> None:
     for preset in presets():
         asked = Settings(str(preset.model), preset=preset.name, device="cpu")
-        found = asked.resolved()
-        assert found.chosen() == preset.method, preset
-        assert found.resolved() == found, preset
+        found = asked.resolve()
+        assert found.make_method() == preset.method, preset
+        assert found.resolve() == found, preset
         inner = preset.method.inner if isinstance(preset.method, Schedule) else preset.method
         assert found.method == inner.name
 
@@ -49,18 +49,18 @@ def test_what_is_asked_is_what_runs() -> None:
     found = Settings(
         "wan-t2v-1.3b", method="rf_v2", budget=0.25, warmup_frac=0.5, dense_first_layer=False,
         device="cpu",
-    ).resolved()  # fmt: skip
-    method: Any = found.chosen()
+    ).resolve()  # fmt: skip
+    method: Any = found.make_method()
     assert method.inner.sparsity == 0.75
     assert (method.dense_steps, method.dense_layers) == (0.5, ())
     # A preset's own schedule, unless another is asked for.
     changed = Settings("cogvideox-5b", preset="psa_balanced", warmup_frac=0.1, device="cpu")
-    assert changed.resolved().chosen().dense_steps == 0.1  # type: ignore[attr-defined]
+    assert changed.resolve().make_method().dense_steps == 0.1  # type: ignore[attr-defined]
 
 
 def test_options_are_read_as_the_method_wants_them() -> None:
     options = {"order": {"tiled": [2, 8, 8]}, "sharpness": 2, "budget": {"mean": 0.3}}
-    found: Any = Settings("nano", method="entropy", options=options, device="cpu").chosen()
+    found: Any = Settings("nano", method="entropy", options=options, device="cpu").make_method()
     from jali import Budget, Tiled
 
     assert found.inner.order == Tiled((2, 8, 8))
@@ -101,22 +101,22 @@ def test_options_are_read_as_the_method_wants_them() -> None:
 )
 def test_bad_settings(given: dict[str, Any], words: str) -> None:
     with pytest.raises((ValueError, RuntimeError, OSError), match=words):
-        Settings(**{"model": "wan-t2v-1.3b", "device": "cpu", **given}).resolved()
+        Settings(**{"model": "wan-t2v-1.3b", "device": "cpu", **given}).resolve()
 
 
 def test_a_written_method_is_not_half_changed() -> None:
-    found = Settings("wan-t2v-1.3b", method="entropy", device="cpu").resolved()
+    found = Settings("wan-t2v-1.3b", method="entropy", device="cpu").resolve()
     with pytest.raises(ValueError, match=r"warmup_frac is 0.5, but the method written out .* 0.2"):
-        replace(found, warmup_frac=0.5).resolved()
+        replace(found, warmup_frac=0.5).resolve()
     with pytest.raises(ValueError, match=r"budget is 0\.3, but the method"):
-        replace(found, budget=0.3).resolved()
+        replace(found, budget=0.3).resolve()
 
 
 def test_the_dense_twin_differs_in_attention_alone() -> None:
-    found = Settings("cogvideox-5b", preset="psa_balanced", seed=7, device="cpu").resolved()
+    found = Settings("cogvideox-5b", preset="psa_balanced", seed=7, device="cpu").resolve()
     twin = dense_twin(found)
     assert twin.label == "dense"
-    assert twin.resolved() == twin
+    assert twin.resolve() == twin
     allowed = {"method", "preset", "budget", "warmup_frac", "dense_first_layer", "attention"}
     assert set(twin.differences(found)) <= allowed
 
@@ -125,9 +125,9 @@ def test_the_config_of_a_file_is_in_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     text = "presets:\n  mine:\n    method: rf_v2\n    options: {sparsity: %s}\n"
     file.write_text(text % 0.6)
-    one = Settings("wan-t2v-1.3b", preset="mine", config=str(file), device="cpu").resolved()
+    one = Settings("wan-t2v-1.3b", preset="mine", config=str(file), device="cpu").resolve()
     assert one.budget == pytest.approx(0.4)
     file.write_text(text % 0.7)
-    two = Settings("wan-t2v-1.3b", preset="mine", config=str(file), device="cpu").resolved()
+    two = Settings("wan-t2v-1.3b", preset="mine", config=str(file), device="cpu").resolve()
     assert "attention" in one.differences(two)
     assert one.digest != two.digest

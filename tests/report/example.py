@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from jali.clips.clip import write_lossless, write_mp4
-from jali.generation.manifest import Entry, Gallery
+from jali.generation.manifest import ClipRecord, RunFolder
 from jali.generation.settings import Settings
 
 PROMPTS = (
@@ -242,7 +242,7 @@ def make_run(
         costs = [row["cost"] for row in spent["rows"]]
         sparse = [row["cost"] for row in spent["rows"] if row["reason"] is None]
         entries.append(
-            Entry(
+            ClipRecord(
                 name=name,
                 prompt=PROMPTS[index],
                 seed=index,
@@ -276,7 +276,7 @@ def make_run(
         "dtype": "float32",
         "device": "cpu",
     }
-    Gallery(
+    RunFolder(
         folder,
         Settings(**{**settings, **other}),
         tuple(entries),

@@ -62,7 +62,7 @@ def compare(
     """
     from jali.error import InputError, JobError
     from jali.evaluation.report import ReportError
-    from jali.generation.manifest import GalleryError
+    from jali.generation.manifest import RunFolderError
 
     asked = [part.strip().lower().replace("-", "_") for part in metrics.split(",") if part.strip()]
     wanted = [] if asked == ["none"] else asked or None
@@ -70,7 +70,7 @@ def compare(
         found = _write(folders, output, wanted, name or [], limit)
     except (JobError, OSError) as error:
         fail(error)
-    except (ReportError, GalleryError, InputError, ImportError) as error:
+    except (ReportError, RunFolderError, InputError, ImportError) as error:
         refuse(error)
     if as_json:
         typer.echo(json.dumps({**found.to_dict(), "page": str(output)}, indent=1, allow_nan=False))

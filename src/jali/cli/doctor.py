@@ -172,7 +172,7 @@ def _proof(device: str, quiet: bool) -> dict[str, Any]:
     quiet_libraries()
     settings = Settings(
         "nano", budget=0.3, device=device, height=128, width=128, num_frames=33, steps=6
-    ).resolved()
+    ).resolve()
     prompt = default_prompts("nano")[0]
     found: dict[str, Any] = {"model": "nano", "prompt": prompt, "budget": 0.3, "problem": ""}
     from jali.generation.settings import dense_twin

@@ -16,7 +16,7 @@ from jali.cli.options import PromptFile, Prompts, with_settings
 from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
-    from jali.generation import Gallery, Tick
+    from jali.generation import RunFolder, Tick
 
 EXAMPLES = (
     'jali generate --model nano --prompt "a red striped ball moves right" --with-dense',
@@ -53,11 +53,11 @@ def generate(
 
     with input_errors():
         check_ranks(settings)
-        settings = settings.resolved()
+        settings = settings.resolve()
         texts = chosen_prompts(settings.model, prompt, prompts, num_prompts)
         runs = _runs(settings, output_dir or _folder(settings, texts, with_dense), with_dense)
     quiet_libraries()
-    made: list[Gallery] = []
+    made: list[RunFolder] = []
     with job_errors():
         pipe = _pipe(runs, texts)
         for folder, own in runs:
@@ -86,7 +86,7 @@ def chosen_prompts(
 
 def _folder(settings: Settings, texts: tuple[str, ...], dense: bool) -> Path:
     """A folder by the name of what is made: the first that is free, or holds this very run."""
-    from jali.generation.folder import opened
+    from jali.generation.folder import find_run
 
     asked = "" if settings.budget in (None, 1.0) else f"-{settings.budget:g}"
     name = f"{settings.model}-{settings.preset or settings.label}{asked}"
@@ -94,7 +94,7 @@ def _folder(settings: Settings, texts: tuple[str, ...], dense: bool) -> Path:
         folder = Path("outputs") / (name if number == 1 else f"{name}-{number}")
         try:
             for place, own in _runs(settings, folder, dense):
-                opened(place, own, texts)
+                find_run(place, own, texts)
         except ValueError:
             continue
         return folder
@@ -122,18 +122,18 @@ def _runs(settings: Settings, folder: Path, dense: bool) -> list[tuple[Path, Set
 
 def _pipe(runs: list[tuple[Path, Settings]], texts: tuple[str, ...]) -> Any:
     """Two runs share one pipeline; one loads its own, and only if there is anything to do."""
-    from jali.generation.folder import opened
+    from jali.generation.folder import find_run
     from jali.generation.produce import load
-    from jali.generation.ranks import share
+    from jali.generation.ranks import share_pipeline
 
-    found = [opened(folder, settings, texts) for folder, settings in runs]
+    found = [find_run(folder, settings, texts) for folder, settings in runs]
     if len(runs) == 1 or all(run and len(run.clips) >= len(texts) for run in found):
         return None
     settings = runs[0][1]
     if settings.context_parallel > 1 or settings.tensor_parallel > 1:
         refuse("--with-dense does not go with several ranks; make two runs")
     pipe = load(settings)
-    share(pipe, settings)
+    share_pipeline(pipe, settings)
     return pipe
 
 
@@ -174,7 +174,7 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _report(made: list[Gallery], as_json: bool) -> None:
+def _report(made: list[RunFolder], as_json: bool) -> None:
     if _rank() > 0:
         return
     if as_json:

@@ -58,7 +58,7 @@ def inspect(
                 known = [known for known in METHODS if known != "dense"]
                 raise ValueError(f"unknown method {name!r}{near(name, known)}")
         layers, at = _numbers(at_layers, "--at-layers"), _numbers(at_steps, "--at-steps")
-        settings = replace(settings, method="dense").resolved()
+        settings = replace(settings, method="dense").resolve()
         text = chosen_prompts(settings.model, None if prompt is None else [prompt], None, 1)[0]
         folder = output_dir or Path("outputs") / f"inspect-{settings.model}"
         if folder.exists() and not folder.is_dir():

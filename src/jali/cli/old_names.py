@@ -35,12 +35,12 @@ DROPPED: Mapping[str, tuple[bool, str]] = MappingProxyType(
 )
 
 
-def translated(arguments: Sequence[str], known: Sequence[str]) -> list[str]:
+def translate(arguments: Sequence[str], known: Sequence[str]) -> list[str]:
     """The command line in jali's words; options it knows stay as they are."""
-    return list(_translate(list(arguments), frozenset(known)))
+    return list(_words(list(arguments), frozenset(known)))
 
 
-def _translate(arguments: list[str], known: frozenset[str]) -> Iterator[str]:
+def _words(arguments: list[str], known: frozenset[str]) -> Iterator[str]:
     while arguments:
         word = arguments.pop(0)
         name, equals, value = word.partition("=")
@@ -66,4 +66,4 @@ class OldNames(NamesMethods):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = [name for param in self.params for name in (*param.opts, *param.secondary_opts)]
-        return super().parse_args(ctx, translated(args, known))
+        return super().parse_args(ctx, translate(args, known))

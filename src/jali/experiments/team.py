@@ -51,7 +51,7 @@ def assembled(experiment: Experiment, results: Results) -> Iterator[Team]:
             f"torchrun --nproc-per-node {experiment.ranks} -m jali experiment run …"
         )
     from jali.experiments.stages.variant import DENSE, settings_of
-    from jali.generation.ranks import joined
+    from jali.generation.ranks import join_ranks
 
-    with joined(settings_of(experiment, DENSE, results.folder(experiment.tag))) as rank:
+    with join_ranks(settings_of(experiment, DENSE, results.folder(experiment.tag))) as rank:
         yield Team(rank.number, rank.count)

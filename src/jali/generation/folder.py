@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jali.generation.manifest import NAME, Gallery, GalleryError, read_gallery
+from jali.generation.manifest import NAME, RunFolder, RunFolderError, read_run
 from jali.generation.settings import Settings
 
 
@@ -24,7 +24,7 @@ def clip_name(number: int, prompt: str) -> str:
     return f"{number:04d}{slug}"
 
 
-def opened(folder: Path, settings: Settings, prompts: Sequence[str]) -> Gallery | None:
+def find_run(folder: Path, settings: Settings, prompts: Sequence[str]) -> RunFolder | None:
     """The unfinished (or finished) run that a folder holds; None where it can begin.
 
     Refuses a folder with anything else in it, and a run of other settings or prompts.
@@ -33,23 +33,23 @@ def opened(folder: Path, settings: Settings, prompts: Sequence[str]) -> Gallery 
     if not folder.exists() or not _visible(folder):
         return None
     if not (folder / NAME).is_file():
-        raise GalleryError(
+        raise RunFolderError(
             f"{folder} holds {_some(_visible(folder))} and no {NAME}, so it is not a run; "
             f"choose another folder"
         )
-    found = read_gallery(folder)
+    found = read_run(folder)
     other = settings.differences(found.settings)
     if other:
         # What was asked is told before what follows from it.
         names = [n for n in other if n != "attention"] or list(other)
         told = "; ".join(f"{n} is {_say(other[n][1])}, not {_say(other[n][0])}" for n in names[:3])
-        raise GalleryError(
+        raise RunFolderError(
             f"{folder} was made with other settings: {told}. Choose another folder, or the same "
             f"settings to continue it"
         )
     for number, clip in enumerate(found.clips):
         if number < len(prompts) and clip.prompt != prompts[number]:
-            raise GalleryError(
+            raise RunFolderError(
                 f"{folder} has another prompt at {number}: {clip.prompt!r}, not "
                 f"{prompts[number]!r}; choose another folder"
             )
@@ -57,7 +57,7 @@ def opened(folder: Path, settings: Settings, prompts: Sequence[str]) -> Gallery 
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path) -> Iterator[None]:
     """The folder, for this process alone; made where there is none, and gone if nothing was
     written. The claim ends with the process, however it ends."""
     _check_folder(folder)
@@ -65,9 +65,9 @@ def claimed(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise GalleryError(f"{folder} cannot be made: {error.strerror}") from None
+        raise RunFolderError(f"{folder} cannot be made: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise GalleryError(f"{folder} cannot be written to")
+        raise RunFolderError(f"{folder} cannot be written to")
     handle = os.open(folder, os.O_RDONLY)
     try:
         _lock(handle, folder)
@@ -81,7 +81,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def _check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise GalleryError(f"{folder} is a file, and a run needs a folder")
+        raise RunFolderError(f"{folder} is a file, and a run needs a folder")
 
 
 def _lock(handle: int, folder: Path) -> None:
@@ -92,12 +92,12 @@ def _lock(handle: int, folder: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise GalleryError(f"another process is writing to {folder}") from None
+        raise RunFolderError(f"another process is writing to {folder}") from None
     except OSError:  # a file system without locks
         return
 
 
-def sweep(folder: Path, name: str) -> None:
+def remove_leftovers(folder: Path, name: str) -> None:
     """Remove what a killed process left of a clip: temporary files, and files no manifest lists."""
     for path in [*folder.glob(f".{name}.*"), *folder.glob(f"{name}.*"), *folder.glob(f".{NAME}.*")]:
         path.unlink(missing_ok=True)

@@ -18,12 +18,12 @@ KIND = "jali-run"
 VERSION = 1
 
 
-class GalleryError(ValueError):
+class RunFolderError(ValueError):
     """A folder that is no run, or not the run that was asked for."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class ClipRecord:
     """One clip. `video`, `lossless` and `sites` are files of the same folder."""
 
     name: str
@@ -53,12 +53,12 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class RunFolder:
     """A run folder: its settings, its clips in order, and whether all that were asked are there."""
 
     folder: Path
     settings: Settings
-    clips: tuple[Entry, ...] = ()
+    clips: tuple[ClipRecord, ...] = ()
     complete: bool = False
     machine: Mapping[str, Any] | None = None
     versions: Mapping[str, str | None] | None = None
@@ -67,7 +67,7 @@ class Gallery:
     def path(self, file: str) -> Path:
         return self.folder / file
 
-    def with_clip(self, clip: Entry) -> Gallery:
+    def with_clip(self, clip: ClipRecord) -> RunFolder:
         return replace(self, clips=(*self.clips, clip))
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,29 +90,29 @@ class Gallery:
             temporary.write_text(text, encoding="utf-8")
 
 
-def read_gallery(folder: str | Path) -> Gallery:
+def read_run(folder: str | Path) -> RunFolder:
     """The run in a folder. Every clip it lists must have its files."""
     folder = Path(folder)
     file = folder / NAME
     if not folder.is_dir():
-        raise GalleryError(f"there is no folder {folder}")
+        raise RunFolderError(f"there is no folder {folder}")
     if not file.is_file():
-        raise GalleryError(f"{folder} is no run folder: it holds no {NAME}")
+        raise RunFolderError(f"{folder} is no run folder: it holds no {NAME}")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise GalleryError(f"{file} cannot be read: {error}") from None
+        raise RunFolderError(f"{file} cannot be read: {error}") from None
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise GalleryError(f"{file} is not the manifest of a jali run")
+        raise RunFolderError(f"{file} is not the manifest of a jali run")
     if data.get("version") != VERSION:
-        raise GalleryError(
+        raise RunFolderError(
             f"{file} has version {data.get('version')!r}, written by jali {data.get('jali')}; "
             f"this one reads version {VERSION}"
         )
     try:
         settings = Settings.from_dict(data["settings"], str(file))
-        clips = tuple(Entry(**clip) for clip in data["clips"])
-        gallery = Gallery(
+        clips = tuple(ClipRecord(**clip) for clip in data["clips"])
+        run = RunFolder(
             folder,
             settings,
             clips,
@@ -124,14 +124,14 @@ def read_gallery(folder: str | Path) -> Gallery:
         digest = data["digest"]
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise GalleryError(f"{file} is damaged: {reason}") from None
+        raise RunFolderError(f"{file} is damaged: {reason}") from None
     if digest != settings.digest:
-        raise GalleryError(f"{file} was changed by hand: its settings do not match its digest")
+        raise RunFolderError(f"{file} was changed by hand: its settings do not match its digest")
     for clip in clips:
         for name in clip.files:
             if not (folder / name).is_file():
-                raise GalleryError(f"{folder} lists {name}, which is not there")
-    return gallery
+                raise RunFolderError(f"{folder} lists {name}, which is not there")
+    return run
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def replaced(path: Path) -> Iterator[Path]:
         raise
 
 
-def _plain(clip: Entry) -> dict[str, Any]:
+def _plain(clip: ClipRecord) -> dict[str, Any]:
     """Only image models have an `image`."""
     found = asdict(clip)
     return found if clip.image else {k: v for k, v in found.items() if k != "image"}

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jali.generation.folder import claimed, clip_name, opened, sweep
+from jali.generation.folder import clip_name, find_run, hold_folder, remove_leftovers
 from jali.generation.machine import machine, versions
-from jali.generation.manifest import Entry, Gallery, replaced
-from jali.generation.ranks import Rank, joined, share
+from jali.generation.manifest import ClipRecord, RunFolder, replaced
+from jali.generation.ranks import Rank, join_ranks, share_pipeline
 from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def produce(
     settings: Settings,
     folder: str | Path,
     progress: Callable[[Tick], None] | None = None,
-) -> Gallery:
+) -> RunFolder:
     """Make the clips of these prompts, or those that a run folder still lacks.
 
     `pipe_or_model` is a pipeline of `settings.model`, or that model's name, which is then loaded
@@ -53,11 +53,14 @@ def produce(
     pipe = None if isinstance(pipe_or_model, str) else pipe_or_model
     if pipe is None and pipe_or_model != settings.model:
         raise ValueError(f"the settings are for {settings.model}, not for {pipe_or_model}")
-    settings = settings.resolved(pipe)
+    settings = settings.resolve(pipe)
     prompts = _checked(prompts)
     folder = Path(folder)
-    with joined(settings) as rank, claimed(folder) if rank.writes else contextlib.nullcontext():
-        found = opened(folder, settings, prompts)
+    with (
+        join_ranks(settings) as rank,
+        hold_folder(folder) if rank.writes else contextlib.nullcontext(),
+    ):
+        found = find_run(folder, settings, prompts)
         rank.together()  # all have seen the same folder before one of them writes
         if found is None or len(found.clips) < len(prompts):
             return _produce(pipe, prompts, settings, folder, found, rank, progress)
@@ -84,28 +87,28 @@ def _produce(
     prompts: tuple[str, ...],
     settings: Settings,
     folder: Path,
-    found: Gallery | None,
+    found: RunFolder | None,
     rank: Rank,
     progress: Callable[[Tick], None] | None,
-) -> Gallery:
+) -> RunFolder:
     from jali import __version__
 
     if pipe is None:
         pipe = load(settings)
-        share(pipe, settings)
+        share_pipeline(pipe, settings)
     check_sizes(pipe, settings)
     here, with_ = machine(str(settings.device)), versions()
-    gallery = found or Gallery(folder, settings)
-    _compare(gallery, here, with_)
-    gallery = replace(gallery, complete=False, machine=here, versions=with_, jali=__version__)
+    run = found or RunFolder(folder, settings)
+    _compare(run, here, with_)
+    run = replace(run, complete=False, machine=here, versions=with_, jali=__version__)
     with attention(pipe, settings) as handle:
-        for number in range(len(gallery.clips), len(prompts)):
+        for number in range(len(run.clips), len(prompts)):
             clip = _clip(pipe, handle, number, prompts, settings, folder, rank, progress)
-            gallery = gallery.with_clip(clip)
-            gallery = replace(gallery, complete=number + 1 == len(prompts))
+            run = run.with_clip(clip)
+            run = replace(run, complete=number + 1 == len(prompts))
             if rank.writes:
-                gallery.write()
-    return gallery
+                run.write()
+    return run
 
 
 def load(settings: Settings) -> Any:
@@ -141,22 +144,24 @@ def check_sizes(pipe: Any, settings: Settings) -> None:
 @contextlib.contextmanager
 def attention(pipe: Any, settings: Settings) -> Iterator[Handle]:
     """The pipeline with the attention of resolved settings."""
-    from jali.generation.sites import Chosen
+    from jali.generation.call_record import PlanRecorder
     from jali.integration.modes import sparse_processor_mode
 
     if settings.masks is not None:
         from jali.generation.calibrated import cached_mode
 
         with cached_mode(pipe, settings) as handle:
-            handle.run.watch = Chosen(handle.method)
+            handle.run.watch = PlanRecorder(handle.method)
             yield handle
         return
-    preset = settings.chosen_preset()
+    preset = settings.find_preset()
     size: Any = (settings.num_frames, settings.height, settings.width)
-    with sparse_processor_mode(pipe, method=settings.chosen(), backend=settings.backend) as handle:
+    with sparse_processor_mode(
+        pipe, method=settings.make_method(), backend=settings.backend
+    ) as handle:
         # A file may say what grid its preset is for; the first call tells whether this is it.
         check = None if preset is None else lambda grid: preset.check(grid, size)
-        handle.run.watch = Chosen(handle.method, check)
+        handle.run.watch = PlanRecorder(handle.method, check)
         yield handle
 
 
@@ -169,7 +174,7 @@ def _clip(
     folder: Path,
     rank: Rank,
     progress: Callable[[Tick], None] | None,
-) -> Entry:
+) -> ClipRecord:
     prompt = prompts[number]
 
     def tell(step: int) -> None:
@@ -225,17 +230,17 @@ def _written(
     rank: Rank,
     frames: Tensor,
     seconds: float,
-) -> Entry:
+) -> ClipRecord:
     """Everything of a clip on disk; the manifest, which names it, comes after."""
     from jali.clips.clip import to_uint8, write_lossless, write_mp4
-    from jali.generation.sites import Chosen, sites_text
+    from jali.generation.call_record import PlanRecorder, record_text
     from jali.integration.models.registry import model_card
 
     card = model_card(settings.model)
     name = clip_name(number, prompt)
     stats = handle.stats()
     sparse = [row for row in stats.rows if row.reason is None]
-    entry = Entry(
+    entry = ClipRecord(
         name=name,
         prompt=prompt,
         seed=settings.seed + number,
@@ -259,16 +264,16 @@ def _written(
     )
     if not rank.writes:
         return entry
-    sweep(folder, name)
+    remove_leftovers(folder, name)
     whole = to_uint8(frames)
     watch = handle.run.watch
-    plans = watch.plans() if isinstance(watch, Chosen) else []
+    plans = watch.plans() if isinstance(watch, PlanRecorder) else []
     write_lossless(folder / entry.lossless, whole, entry.fps)
     write_mp4(folder / entry.video, whole, entry.fps)
     if entry.image is not None:
         _write_png(folder / entry.image, whole)
     with replaced(folder / entry.sites) as temporary:
-        temporary.write_text(sites_text(handle.run, stats, plans), encoding="utf-8")
+        temporary.write_text(record_text(handle.run, stats, plans), encoding="utf-8")
     return entry
 
 
@@ -279,12 +284,12 @@ def _write_png(path: Path, frames: Tensor) -> None:
         Image.fromarray(frames[0].numpy()).save(temporary, format="png")
 
 
-def _compare(gallery: Gallery, machine: dict[str, Any], versions: dict[str, str | None]) -> None:
+def _compare(run: RunFolder, machine: dict[str, Any], versions: dict[str, str | None]) -> None:
     """A run that goes on elsewhere is still one run, but its times are not of one machine."""
-    for before, now in ((gallery.machine, machine), (gallery.versions, versions)):
+    for before, now in ((run.machine, machine), (run.versions, versions)):
         for name, value in now.items():
             if before is not None and before.get(name) != value:
                 log.warning(
                     "jali: %s goes on with another %s than before: %s, not %s",
-                    gallery.folder, name, value, before.get(name),
+                    run.folder, name, value, before.get(name),
                 )  # fmt: skip

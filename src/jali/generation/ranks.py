@@ -49,7 +49,7 @@ def check_ranks(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def joined(settings: Settings) -> Iterator[Rank]:
+def join_ranks(settings: Settings) -> Iterator[Rank]:
     """This process among those of the run; alone where there is one."""
     check_ranks(settings)
     count = int(os.environ.get("WORLD_SIZE", "1"))
@@ -72,7 +72,7 @@ def joined(settings: Settings) -> Iterator[Rank]:
             dist.destroy_process_group()
 
 
-def share(pipe: Any, settings: Settings) -> None:
+def share_pipeline(pipe: Any, settings: Settings) -> None:
     """Spread the transformers of a pipeline over the ranks."""
     if settings.context_parallel == 1 and settings.tensor_parallel == 1:
         return

@@ -74,17 +74,17 @@ def setting(kind: Any, default: Any, panel: str | None, help: str, **more: Any) 
 
 @dataclass(frozen=True)
 class Settings:
-    """How clips are made; what is None is the model's or the method's default until `resolved`.
+    """How clips are made; what is None is the model's or the method's default until `resolve`.
 
     `method` names a method and `options` are its own; `preset` (of this package, or of the file
     `config`) names a method with everything in it; `masks` is a calibrated MaskBook, read by the
     method "cached". `arguments` go to the pipeline as they are. `attention` is the method written
-    out in full, schedule included; `resolved` fills it in.
+    out in full, schedule included; `resolve` fills it in.
 
     The clip with number i has the seed `seed + i`. A value that cannot be raises `SettingError`,
     a ValueError that names it.
 
-    >>> Settings("nano", budget=0.3, steps=8).resolved().method
+    >>> Settings("nano", budget=0.3, steps=8).resolve().method
     'entropy'
     """
 
@@ -179,7 +179,7 @@ class Settings:
         """The method's name, which names the run's folder."""
         return str(self.attention["method"] if self.attention else self.method or "entropy")
 
-    def resolved(self, pipe: Any = None) -> Settings:
+    def resolve(self, pipe: Any = None) -> Settings:
         """With every default filled in, so that equal runs have equal settings.
 
         Whatever cannot be is refused here, before any weights are read. Device and precision are
@@ -201,7 +201,7 @@ class Settings:
         def default(value: Any, usual: Any) -> Any:
             return usual if value is None else value
 
-        named, method, steps = replace(self, model=card.name), self.chosen(), card.steps
+        named, method, steps = replace(self, model=card.name), self.make_method(), card.steps
         if self.masks is not None:
             from jali.generation.calibrated import steps_of
 
@@ -218,7 +218,7 @@ class Settings:
             dtype=str(dtype).removeprefix("torch."),
         )
 
-    def chosen(self) -> Method:
+    def make_method(self) -> Method:
         """The method with its schedule, exactly as it will run."""
         from jali.integration.modes import chosen_method
         from jali.presets.method import read_method
@@ -240,7 +240,7 @@ class Settings:
             return cached_method(self)
         if self.method == "cached":
             raise ValueError("the method cached reads a calibrated MaskBook: give masks")
-        preset = self.chosen_preset()
+        preset = self.find_preset()
         return chosen_method(
             self.method or "entropy" if preset is None else preset.method,
             self.budget,
@@ -250,7 +250,7 @@ class Settings:
             self._options(),
         )
 
-    def chosen_preset(self) -> Preset | None:
+    def find_preset(self) -> Preset | None:
         if self.preset is None and self.config is None:
             return None
         from jali.presets import load_preset
@@ -349,4 +349,4 @@ def dense_twin(settings: Settings) -> Settings:
         ("preset", "config", "budget", "masks", "warmup_frac", "dense_first_layer", "attention")
     )
     twin = replace(settings, **bare)
-    return replace(twin, **_written(twin, twin.chosen()))
+    return replace(twin, **_written(twin, twin.make_method()))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali.evaluation.bench import record
-from jali.generation import Gallery, Settings, Tick, produce
+from jali.generation import RunFolder, Settings, Tick, produce
 from jali.generation.produce import attention, frames_of
 from jali.generation.settings import dense_twin
 from jali.methods import METHODS, Dense
@@ -56,12 +56,12 @@ def candidates(
         if name in METHODS:
             for budget in budgets:
                 own = replace(_bare(base), method=name, budget=budget)
-                found[f"{name}-{budget:g}"] = own.resolved()
+                found[f"{name}-{budget:g}"] = own.resolve()
         else:
-            found[name] = replace(_bare(base), preset=name, method=None).resolved()
+            found[name] = replace(_bare(base), preset=name, method=None).resolve()
     for budget in budgets if masks is not None else ():
         own = replace(_bare(base), masks=masks, method=None, budget=budget)
-        found[f"cached-{budget:g}"] = own.resolved()
+        found[f"cached-{budget:g}"] = own.resolve()
     return found
 
 
@@ -81,7 +81,7 @@ def run(
     _warm(pipe, prompts[0], runs)
     rows: list[Row] = []
     for count in range(1, len(prompts) + 1):
-        made: dict[str, Gallery] = {}
+        made: dict[str, RunFolder] = {}
         for label, settings in runs.items():
 
             def tell(tick: Tick, label: str = label) -> None:
@@ -111,13 +111,13 @@ def _warm(pipe: Any, prompt: str, runs: dict[str, Settings]) -> None:
             frames_of(pipe, short, prompt, short.seed)
 
 
-def _rows(made: dict[str, Gallery], judged: bool) -> list[Row]:
+def _rows(made: dict[str, RunFolder], judged: bool) -> list[Row]:
     dense = made[DENSE]
     rows = [_row(label, gallery, dense, judged) for label, gallery in made.items()]
     return list(_marked(rows))
 
 
-def _row(label: str, gallery: Gallery, dense: Gallery, judged: bool) -> Row:
+def _row(label: str, gallery: RunFolder, dense: RunFolder, judged: bool) -> Row:
     clips, others = gallery.clips, dense.clips
     seconds, slow = (_mean([c.seconds for c in part]) for part in (clips, others))
     inside, slow_inside = (
@@ -172,7 +172,9 @@ def nearness(row: Row) -> float:
     return row.quality.get("psnr", math.inf)
 
 
-def result(rows: Sequence[Row], made: dict[str, Gallery], prompts: Sequence[str]) -> dict[str, Any]:
+def result(
+    rows: Sequence[Row], made: dict[str, RunFolder], prompts: Sequence[str]
+) -> dict[str, Any]:
     import torch
 
     dense = made[DENSE]

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from jali.generation.folder import claimed
-from jali.generation.manifest import GalleryError, replaced
+from jali.generation.folder import hold_folder
+from jali.generation.manifest import RunFolderError, replaced
 
 # Every demonstration has one, so it tells our folders from others.
 FACTS = "demo.json"
@@ -20,12 +20,12 @@ PART = ".part"
 def check(folder: Path) -> None:
     """Refuse a folder that holds anything but an earlier demonstration."""
     if folder.exists() and not folder.is_dir():
-        raise GalleryError(f"{folder} is a file, and the demo needs a folder")
+        raise RunFolderError(f"{folder} is a file, and the demo needs a folder")
     own = _files(folder / FACTS)
     others = [name for name in _visible(folder) if name not in own] if folder.exists() else []
     if others:
         some = ", ".join(others[:3]) + (" and more" if len(others) > 3 else "")
-        raise GalleryError(
+        raise RunFolderError(
             f"{folder} holds {some}, which no demo wrote; name another folder with --output-dir"
         )
 
@@ -37,7 +37,7 @@ def staged(folder: Path) -> Iterator[Path]:
     Left in any other way, it is gone and the folder is as it was.
     """
     check(folder)
-    with claimed(folder):
+    with hold_folder(folder):
         part = folder / PART
         _remove(part)  # of a process that was killed
         part.mkdir()

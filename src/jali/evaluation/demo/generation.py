@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jali.generation import Gallery, Settings, Tick, produce
+from jali.generation import RunFolder, Settings, Tick, produce
 from jali.generation.produce import attention, check_sizes, frames_of, load
 from jali.generation.settings import dense_twin
 
@@ -85,7 +85,7 @@ def settings_of(
         height=size.height,
         width=size.width,
         num_frames=size.frames,
-    ).resolved()
+    ).resolve()
 
 
 def generate_both(
@@ -94,7 +94,7 @@ def generate_both(
     folder: Path,
     follow: Follow = lambda *_: None,
     pipe: Any = None,
-) -> tuple[Gallery, Gallery]:
+) -> tuple[RunFolder, RunFolder]:
     """Two run folders, `dense` and the method's name, on one pipeline (loaded where none is given).
 
     Both start from the same noise.
@@ -105,7 +105,7 @@ def generate_both(
     for own in (dense, settings):
         _warm_up(pipe, own, prompt)
 
-    def made(own: Settings) -> Gallery:
+    def made(own: Settings) -> RunFolder:
         return produce(
             pipe, [prompt], own, folder / own.label, lambda tick: follow(own.label, tick)
         )

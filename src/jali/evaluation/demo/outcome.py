@@ -11,7 +11,7 @@ from typing import Any
 from jali.clips.clip import read_clip
 from jali.evaluation.demo.beside import panels, write_film, write_strip
 from jali.evaluation.report import read_comparison, render_page, write_page
-from jali.generation import Entry, Gallery
+from jali.generation import ClipRecord, RunFolder
 
 PAGE, FILM, STRIP = "index.html", "side-by-side.mp4", "strip.png"
 METRICS = ("psnr", "ssim")
@@ -21,13 +21,13 @@ METRICS = ("psnr", "ssim")
 class Outcome:
     """Two runs of one clip each, and their metrics; a PSNR of None is that of equal frames."""
 
-    dense: Gallery
-    sparse: Gallery
+    dense: RunFolder
+    sparse: RunFolder
     psnr: float | None
     ssim: float
 
     @property
-    def clips(self) -> tuple[Entry, Entry]:
+    def clips(self) -> tuple[ClipRecord, ClipRecord]:
         return self.dense.clips[0], self.sparse.clips[0]
 
     @property
@@ -62,13 +62,13 @@ class Outcome:
         }
 
 
-def name_of(run: Gallery) -> str:
+def name_of(run: RunFolder) -> str:
     label, budget = run.settings.label, run.settings.budget
     return label if label == "dense" or budget is None else f"{label} {budget:g}"
 
 
 def show(
-    dense: Gallery, sparse: Gallery, folder: Path, tell: Callable[[str], None] = lambda _: None
+    dense: RunFolder, sparse: RunFolder, folder: Path, tell: Callable[[str], None] = lambda _: None
 ) -> Outcome:
     """Measure the two clips, and write film, strip and page into the folder."""
     tell("measuring")
@@ -86,7 +86,7 @@ def show(
     return outcome
 
 
-def _facts(run: Gallery, clip: Entry) -> dict[str, Any]:
+def _facts(run: RunFolder, clip: ClipRecord) -> dict[str, Any]:
     """What the table says of one of the two, and its film, from the folder that holds both."""
     return {
         "name": name_of(run),

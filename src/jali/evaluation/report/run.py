@@ -127,9 +127,9 @@ def _check_folder(folder: Path) -> None:
 
 
 def _with_manifest(folder: Path) -> ComparedRun:
-    from jali.generation.manifest import read_gallery
+    from jali.generation.manifest import read_run
 
-    gallery = read_gallery(folder)
+    gallery = read_run(folder)
     if not gallery.clips:
         raise ReportError(f"the run in {folder} has no clips yet")
     facts = {entry["name"]: entry for entry in gallery.to_dict()["clips"]}

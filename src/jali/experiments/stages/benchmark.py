@@ -95,7 +95,7 @@ def _row(
     from jali.generation.produce import attention, frames_of
 
     e = context.experiment
-    settings = _shorter(settings_of(e, variant, context.folder), e, steps, context).resolved(pipe)
+    settings = _shorter(settings_of(e, variant, context.folder), e, steps, context).resolve(pipe)
     whole: list[float] = []
     inside: list[float | None] = []
 

@@ -25,7 +25,7 @@ from jali.experiments.stages.variant import (
 from jali.experiments.storage import write_json
 
 if TYPE_CHECKING:
-    from jali.generation import Gallery, Settings, Tick
+    from jali.generation import RunFolder, Settings, Tick
 
 log = logging.getLogger("jali")
 KIND, CLIPS = "jali-quality", "clips"
@@ -72,7 +72,7 @@ class Quality:
         return [path, *(p for p in made if not p.name.startswith("."))]
 
 
-def _galleries(context: Context) -> dict[str, Gallery]:
+def _galleries(context: Context) -> dict[str, RunFolder]:
     """The run folder of dense and of every variant, complete."""
     from jali.generation import produce
 
@@ -83,7 +83,7 @@ def _galleries(context: Context) -> dict[str, Gallery]:
         folder = context.folder / CLIPS / variant
         settings = settings_of(e, variant, context.folder)
         if context.writes:
-            resolved = settings.resolved(pipe)
+            resolved = settings.resolve(pipe)
             _clear_others(folder, resolved, prompts)
             if variant == DENSE:
                 lender = borrow(folder, resolved, prompts, context.folder.parent)
@@ -102,17 +102,17 @@ def _galleries(context: Context) -> dict[str, Gallery]:
 
 def _clear_others(folder: Path, settings: Settings, prompts: Sequence[str]) -> None:
     """Clips of other settings under this tag: the stage is being redone because they changed."""
-    from jali.generation import GalleryError
-    from jali.generation.folder import opened
+    from jali.generation import RunFolderError
+    from jali.generation.folder import find_run
 
     try:
-        opened(folder, settings, prompts)
-    except GalleryError as error:
+        find_run(folder, settings, prompts)
+    except RunFolderError as error:
         log.info("the clips in %s are made anew: %s", folder, error)
         shutil.rmtree(folder)
 
 
-def _row(context: Context, galleries: Mapping[str, Gallery], variant: str) -> dict[str, Any]:
+def _row(context: Context, galleries: Mapping[str, RunFolder], variant: str) -> dict[str, Any]:
     from jali.evaluation.quality.evaluation import evaluate, write_evaluation
 
     e, gallery = context.experiment, galleries[variant]

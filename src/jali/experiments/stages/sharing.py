@@ -48,10 +48,10 @@ def borrow(folder: Path, settings: Settings, prompts: Sequence[str], root: Path)
 
 def _same(folder: Path, settings: Settings, prompts: Sequence[str]) -> bool:
     from jali import __version__
-    from jali.generation import read_gallery
+    from jali.generation import read_run
     from jali.generation.machine import machine, versions
 
-    found = read_gallery(folder)
+    found = read_run(folder)
     return (
         found.complete
         and found.settings.digest == settings.digest

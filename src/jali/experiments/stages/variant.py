@@ -105,11 +105,11 @@ def pipeline(context: Context) -> Any:
     """The model, loaded once for all stages of a run."""
     if "pipe" not in context.shared:
         from jali.generation.produce import check_sizes, load
-        from jali.generation.ranks import share
+        from jali.generation.ranks import share_pipeline
 
-        settings = settings_of(context.experiment, DENSE, context.folder).resolved()
+        settings = settings_of(context.experiment, DENSE, context.folder).resolve()
         pipe = load(settings)
-        share(pipe, settings)
+        share_pipeline(pipe, settings)
         check_sizes(pipe, settings)
         context.shared["pipe"] = pipe
     return context.shared["pipe"]

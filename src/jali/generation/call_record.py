@@ -26,7 +26,7 @@ PLANS = 4
 
 
 @dataclass
-class Chosen:
+class PlanRecorder:
     """Keeps the plans of two layers in the middle of the sparse steps, for one clip at a time.
 
     Plans stay on the device until `plans` is asked for, so that watching costs no time.
@@ -85,7 +85,7 @@ def video_of(grid: TokenGrid) -> Box | None:
     return next((s for s in grid.segments if isinstance(s, Box)), None)
 
 
-def sites_text(run: Run, stats: Stats, plans: Sequence[dict[str, Any]]) -> str:
+def record_text(run: Run, stats: Stats, plans: Sequence[dict[str, Any]]) -> str:
     stage = run.stages[0]
     box = stage.scene.boxes[0] if stage.scene is not None and stage.scene.boxes else None
     rows = stats.rows
