@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jali import BlockPlan, Blocks, TokenGrid, block_layout
-from jali.kernels.lists import BlockList, Form, Stack
+from jali.kernels.lists import BlockList, StackedLists, StackedListsSpec
 from jali.planning.plan import full_plan
 from jali.tokens.layout import BlockLayout
 
@@ -171,7 +171,7 @@ def test_the_tally_is_the_work(plan: BlockPlan) -> None:
     listed = BlockPlan(plan.layout, plan.ratios, given=plan.lists)
     parts = [plan.lists[ratio] for ratio in plan.ratios]
     counts, indices = (torch.stack(x) for x in zip(*parts, strict=True))
-    stack = Stack(Form(plan.ratios, indices.shape), counts, indices)
+    stack = StackedLists(StackedListsSpec(plan.ratios, indices.shape), counts, indices)
     stacked = BlockPlan(plan.layout, plan.ratios, given=stack)
     fresh = BlockPlan(plan.layout, plan.ratios, map=plan.levels)
     assert torch.equal(stacked.levels, plan.levels)

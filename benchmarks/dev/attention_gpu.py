@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from jali.kernels.attention import Config, block_sparse_attention, default_config
-from jali.kernels.granules import pack_granules
+from jali.kernels.page_table import pack_pages
 from jali.kernels.pooling import pool_pyramid
 
 DEVICE = "cuda"
@@ -294,9 +294,7 @@ def sweep_pyramid() -> None:
     pyramids = [pool_pyramid(k, v, (2, 8)) for _, k, v in inputs]
     pool = graph_ms([lambda i=i: pool_pyramid(*inputs[i][1:], (2, 8)) for i in range(2)])
     every = graph_ms([lambda i=i: pool_pyramid(*inputs[i][1:], (2, 4, 8)) for i in range(2)])
-    pack = graph_ms(
-        [lambda i=i: pack_granules(lists[i], pyramids[i], 64, 64, seq) for i in range(2)]
-    )
+    pack = graph_ms([lambda i=i: pack_pages(lists[i], pyramids[i], 64, 64, seq) for i in range(2)])
     print(f"     pool (2, 8) {pool:.4f} ms, (2, 4, 8) {every:.4f} ms, pack {pack:.4f} ms")
     RESULTS.append({"pool_28": pool, "pool_248": every, "pack": pack})
     for name, config in PYRAMID.items():

@@ -116,7 +116,7 @@ def pretended() -> Iterator[None]:
     """Tensors are on an H200, FlashAttention-4 is installed, and nothing is launched."""
     from jali import kernels
     from jali.backends import fa4
-    from jali.kernels import attention, row_views
+    from jali.kernels import attention, descriptor
 
     _install_flash_attn()
     with (
@@ -127,7 +127,7 @@ def pretended() -> Iterator[None]:
             (fa4, "why_no_kernel", lambda _: ()),
             (fa4, "_generation", lambda _: 9),
             (attention, "capability", lambda _: (9, 0)),
-            (row_views, "capability", lambda _: (9, 0)),
+            (descriptor, "capability", lambda _: (9, 0)),
         ),
         unlaunched(),
     ):

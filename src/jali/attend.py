@@ -31,7 +31,7 @@ class Attended:
     """
 
     out: Tensor
-    sums: Tensor | None = None  # log-sum-exps in the order of the plan
+    arranged_lse: Tensor | None = None  # log-sum-exps in the order of the plan
     plan: BlockPlan | None = None
     executed: BlockPlan | None = None
     backend: str = "stock"
@@ -39,9 +39,9 @@ class Attended:
     @functools.cached_property
     def lse(self) -> Tensor | None:
         """Log-sum-exps fp32 [B, H, Sq] in the caller's order; put there when someone asks."""
-        if self.sums is None or self.plan is None:
-            return self.sums
-        return self.plan.layout.q.restore(self.sums)
+        if self.arranged_lse is None or self.plan is None:
+            return self.arranged_lse
+        return self.plan.layout.q.restore(self.arranged_lse)
 
 
 def attend(
@@ -109,10 +109,10 @@ def follow(way: Way, q: Tensor, k: Tensor, v: Tensor, site: Site) -> Attended:
     q, k, values = layout.arrange(q, k, v)
     plan = method.plan(Query(q, k, layout, site, scale, padding, causal))
     executed = plan.coarsen(blocks)
-    spare = None if layout.q.index is None else q  # the rearranged copy has no other use
-    out, sums = backend.attend(q, k, values(), executed, scale, padding, spare)
-    del q, k, values, spare
-    return Attended(layout.q.restore(out), sums, plan, executed, backend.name)
+    out_buffer = None if layout.q.index is None else q  # the rearranged copy has no other use
+    out, lse = backend.attend(q, k, values(), executed, scale, padding, out_buffer)
+    del q, k, values, out_buffer
+    return Attended(layout.q.restore(out), lse, plan, executed, backend.name)
 
 
 def _dense(
@@ -125,8 +125,9 @@ def _dense(
         chosen = choose(backend, call.full_task)
         blocks = chosen.preferred(call.full_task)
         layout = block_layout(call.q_grid, call.k_grid, None, blocks, call.offset, q.device)
-        out, sums = chosen.attend(q, k, v, full_plan(layout, causal), call.scale, call.padding)
-        return Attended(out, sums, backend=chosen.name)
+        whole = full_plan(layout, causal)
+        out, found_lse = chosen.attend(q, k, v, whole, call.scale, call.padding)
+        return Attended(out, found_lse, backend=chosen.name)
     if isinstance(call.method, Dense):
         return Attended(dense.stock(q, k, v, call.scale, call.padding, causal))
     out, name = dense.fastest(q, k, v, call.scale, call.full_task, call.padding, causal)

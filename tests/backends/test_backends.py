@@ -32,7 +32,7 @@ def test_two_backends_run_anything() -> None:
 
 
 def test_auto_takes_the_fastest_that_can_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    backends._said.clear()
+    backends._logged.clear()
     with caplog.at_level(logging.INFO, logger="jali"):
         for _ in range(3):
             assert choose("auto", task()).name == "torch"
@@ -41,7 +41,7 @@ def test_auto_takes_the_fastest_that_can_and_says_so_once(caplog: pytest.LogCapt
     assert "CUDA" in lines[0], "it says why not the faster ones"
 
 
-def test_a_gpu_without_a_fast_kernel_is_said_aloud(
+def test_a_gpu_without_a_fast_kernel_is_logged_aloud(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
@@ -75,7 +75,7 @@ def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("scratch", [50_000, 10**8])  # in chunks of their own, or in one
-def test_heads_with_huge_logits_among_calm_ones(
+def test_heads_with_huge_logits_among_small_ones(
     scratch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_backend, "SCRATCH_BYTES", scratch)
@@ -100,9 +100,9 @@ def test_causal_pooled_tails(tokens: int, ratio: int) -> None:
     levels[:, 0] = 1
     plan = BlockPlan.from_levels(levels.expand(1, 1, -1, -1), layout, causal=True)
     out, lse = Torch().attend(q, k, v, plan, 0.25)
-    wanted, sums = Reference().attend(q, k, v, plan, 0.25)
+    wanted, wanted_lse = Reference().attend(q, k, v, plan, 0.25)
     torch.testing.assert_close(out, wanted)
-    torch.testing.assert_close(lse, sums)
+    torch.testing.assert_close(lse, wanted_lse)
     # The last query sees every real key: its weights count them all.
     values = torch.ones_like(v)
     flat, total = Torch().attend(torch.zeros_like(q), k, values, plan, 0.25)

@@ -12,8 +12,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from jali.kernels.attention import Config, block_sparse_attention, default_config
-from jali.kernels.granules import pack_granules
-from jali.kernels.lists import Form, Stack
+from jali.kernels.lists import StackedLists, StackedListsSpec
+from jali.kernels.page_table import pack_pages
 from jali.kernels.pooling import pool_pyramid
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -248,7 +248,7 @@ def test_added_to_an_attention_over_other_keys(shape, order, dtype):
     levels = make_levels((batch, heads, blocks(seq, 64), 5), (1, 2, 8), skip=False)
     lists = make_lists(levels, (1, 2, 8))
     first = block_sparse_attention(q, k, v, lists, 64, 64, 0.25, ratios=(1,))
-    both = block_sparse_attention(q, k, v, lists, 64, 64, 0.25, ratios=(2, 8), onto=first)
+    both = block_sparse_attention(q, k, v, lists, 64, 64, 0.25, ratios=(2, 8), add_to=first)
     assert all(a is b for a, b in zip(first, both, strict=True))
     want = reference(q, k, v, levels, 64, 64, 0.25)
     tol = TOLERANCE[dtype]
@@ -262,11 +262,11 @@ def test_adding_nothing_and_adding_to_nothing():
     want, want_lse = block_sparse_attention(q, k, v, some, 64, 64, 0.25)
     for first, second in ((some, none), (none, some)):
         before = block_sparse_attention(q, k, v, first, 64, 64, 0.25)
-        out, lse = block_sparse_attention(q, k, v, second, 64, 64, 0.25, onto=before)
+        out, lse = block_sparse_attention(q, k, v, second, 64, 64, 0.25, add_to=before)
         torch.testing.assert_close(out, want)
         torch.testing.assert_close(lse, want_lse)
     before = block_sparse_attention(q, k, v, none, 64, 64, 0.25)
-    out, lse = block_sparse_attention(q, k, v, none, 64, 64, 0.25, onto=before)
+    out, lse = block_sparse_attention(q, k, v, none, 64, 64, 0.25, add_to=before)
     assert (out == 0).all()
     assert (lse == -torch.inf).all()
 
@@ -276,19 +276,19 @@ def test_lists_in_one_stack():
     levels = make_levels((2, 3, 2, 5), (1, 2, 4, 8))
     lists = make_lists(levels, (1, 2, 4, 8))
     counts, indices = (torch.stack(x) for x in zip(*lists.values(), strict=True))
-    stack = Stack(Form(tuple(lists), indices.shape), counts, indices)
+    stack = StackedLists(StackedListsSpec(tuple(lists), indices.shape), counts, indices)
     want = block_sparse_attention(q, k, v, lists, 64, 64, 0.25)
     got = block_sparse_attention(q, k, v, stack, 64, 64, 0.25)
     assert all(map(torch.equal, got, want))
 
 
-def test_granules_fill_whole_tiles():
+def test_pages_fill_whole_tiles():
     _, k, v = make_qkv(1, 1, 1, 1, 300, 16)
     lists = make_lists(torch.tensor([[[[2, 8, 8, 2, 8]]]]), (2, 8))
-    packed = pack_granules(lists, pool_pyramid(k, v, (2, 8)), 64, 16, 300)
+    packed = pack_pages(lists, pool_pyramid(k, v, (2, 8)), 64, 16, 300)
     assert packed.size == 8
     # Two blocks of 32 rows at ratio 2 are four tiles of 16 rows; two of 8 rows at ratio 8 are one;
-    # the last block, which holds 44 keys, is left for a mixed tile with an empty granule.
+    # the last block, which holds 44 keys, is left for a mixed tile with an empty page.
     assert packed.ends.tolist() == [[[[4, 4, 5, 6]]]]
     at8 = 512 // 2 // 8
     empty = (512 // 2 + 512 // 8) // 8
@@ -330,6 +330,6 @@ def test_wrong_calls_are_refused(change, message):
 def test_what_cannot_be_added_to_is_refused(out, lse, message):
     q, k, v = make_qkv(1, 1, 1, 64, 64, 16)
     lists = make_lists(torch.ones(1, 1, 1, 1), (1,))
-    onto = torch.empty(out, device=DEVICE), torch.empty(lse, device=DEVICE)
+    add_to = torch.empty(out, device=DEVICE), torch.empty(lse, device=DEVICE)
     with pytest.raises(ValueError, match=message):
-        block_sparse_attention(q, k, v, lists, 64, 64, 1.0, onto=onto)
+        block_sparse_attention(q, k, v, lists, 64, 64, 1.0, add_to=add_to)

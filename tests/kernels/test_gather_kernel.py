@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from jali.kernels.gather import gather_each, gather_rows
-from jali.kernels.launch import Kind, kind
+from jali.kernels.launch import TensorSpec, spec_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -51,8 +51,8 @@ def test_gather_three(memories: tuple[str, ...], dtype: torch.dtype) -> None:
     for one, x in zip(got, (q, k, v), strict=True):
         assert torch.equal(one, x[:, :, order])
         assert one.transpose(1, 2).is_contiguous()
-        known = kind(one)  # as if it were asked
-        assert known == Kind(one.shape, one.stride(), one.dtype, one.device, known.aligned)
+        known = spec_of(one)  # as if it were asked
+        assert known == TensorSpec(one.shape, one.stride(), one.dtype, one.device, known.aligned)
         assert not known.aligned or one.data_ptr() % 16 == 0
 
 

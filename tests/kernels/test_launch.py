@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from jali.kernels import gather, score_sampled
 from jali.kernels.gather import gather_rows
-from jali.kernels.launch import Launch, kind
+from jali.kernels.launch import Launch, spec_of
 from jali.kernels.scores import sampled_scores
 from jali.kernels.selection import select_lists
 
@@ -86,12 +86,12 @@ def test_a_launch_goes_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_kind_is_what_a_launch_depends_on() -> None:
     x, y = (torch.zeros(2, 64, 3, 16, device=DEVICE).transpose(1, 2) for _ in range(2))
-    assert kind(x) == kind(y)
-    assert hash(kind(x)) == hash(kind(y))
+    assert spec_of(x) == spec_of(y)
+    assert hash(spec_of(x)) == hash(spec_of(y))
     others = (x.contiguous(), x.half(), x[:, :, 1:], x[..., 1:])
-    assert all(kind(other) != kind(x) for other in others)
-    assert kind(x).aligned
-    assert not kind(x[..., 1:]).aligned
+    assert all(spec_of(other) != spec_of(x) for other in others)
+    assert spec_of(x).aligned
+    assert not spec_of(x[..., 1:]).aligned
 
 
 def test_the_same_shape_is_worked_out_once() -> None:
@@ -102,7 +102,7 @@ def test_the_same_shape_is_worked_out_once() -> None:
         gather_rows(q, torch.arange(40, device=DEVICE).flip(0))
 
     run()
-    cached = score_sampled._prepared, gather._launch
+    cached = score_sampled._prepare, gather._launch
     before = [prepared.cache_info().misses for prepared in cached]
     run()
     assert [prepared.cache_info().misses for prepared in cached] == before

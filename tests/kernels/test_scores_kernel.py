@@ -11,9 +11,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from jali.kernels.launch import kind
-from jali.kernels.row_views import row_view
-from jali.kernels.score_tiles import Tile, even_splits, fit, groups_of
+from jali.kernels.descriptor import matrix_view
+from jali.kernels.launch import spec_of
+from jali.kernels.score_tiles import Tile, even_splits, fit, head_ranges
 from jali.kernels.scores import (
     antidiagonal_scores,
     block_mean_pair,
@@ -294,16 +294,16 @@ def test_both_means_in_one_launch(dim: int, padded: bool) -> None:
 
 def test_what_a_descriptor_can_read() -> None:
     x = tokens(2, 64, 3, 16, 29)
-    view = row_view(kind(x), 8)
+    view = matrix_view(spec_of(x), 8)
     assert view is not None
     assert (view.shape, view.stride, view.steps) == ((16, 8 * 48), 8 * 48, (8, 0, 16))
-    view = row_view(kind(x.contiguous()), 8)
+    view = matrix_view(spec_of(x.contiguous()), 8)
     assert view is not None
     assert (view.shape, view.stride, view.steps) == ((48, 128), 128, (24, 8, 0))
-    assert row_view(kind(x[:, :, :63]), 8) is None  # a short last group
-    assert row_view(kind(tokens(2, 63, 3, 16, 29))) is not None
-    assert row_view(kind(x[..., :12].contiguous()[..., :7])) is not None
-    assert row_view(kind(x[..., 1:])) is None  # not aligned
+    assert matrix_view(spec_of(x[:, :, :63]), 8) is None  # a short last group
+    assert matrix_view(spec_of(tokens(2, 63, 3, 16, 29))) is not None
+    assert matrix_view(spec_of(x[..., :12].contiguous()[..., :7])) is not None
+    assert matrix_view(spec_of(x[..., 1:])) is None  # not aligned
 
 
 def test_work_is_cut_into_full_waves() -> None:
@@ -315,11 +315,11 @@ def test_work_is_cut_into_full_waves() -> None:
 
 
 def test_heads_are_split_when_scratch_is_large() -> None:
-    assert groups_of(12, 1) == [(0, 12)]
-    parts = groups_of(12, 20 * 1024 * 1024)
+    assert head_ranges(12, 1) == [(0, 12)]
+    parts = head_ranges(12, 20 * 1024 * 1024)
     assert [h for start, stop in parts for h in range(start, stop)] == list(range(12))
     assert len(parts) > 1
-    assert groups_of(3, 10**12) == [(0, 1), (1, 2), (2, 3)]
+    assert head_ranges(3, 10**12) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_tiles_shrink_to_the_shared_memory_there_is() -> None:

@@ -8,8 +8,8 @@ import logging
 
 from jali.backends.backend import Backend, Task
 from jali.backends.fa4 import Fa4
+from jali.backends.fa4_triton import Fa4Triton
 from jali.backends.flex import Flex
-from jali.backends.mixed import Mixed
 from jali.backends.reference import Reference
 from jali.backends.torch import Torch
 from jali.backends.triton import Triton
@@ -17,11 +17,12 @@ from jali.backends.triton import Triton
 log = logging.getLogger("jali")
 
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Fa4(), Mixed(), Triton(), Flex(), Torch(), Reference())
+    backend.name: backend
+    for backend in (Fa4(), Fa4Triton(), Triton(), Flex(), Torch(), Reference())
 }
 
 # What `auto` chose is said once for every kind of call, not once per call.
-_said: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 
 
 def choose(name: str, task: Task) -> Backend:
@@ -64,8 +65,8 @@ def _fastest(task: Task) -> Backend:
         reasons = _reasons(backend.name, task)
         if not reasons:
             said = f"{'; '.join(passed)}" if passed else ""
-            if passed and (backend.name, said) not in _said:
-                _said.add((backend.name, said))
+            if passed and (backend.name, said) not in _logged:
+                _logged.add((backend.name, said))
                 slow = task.device.type != "cpu" and backend.name in ("torch", "reference")
                 log.log(
                     logging.WARNING if slow else logging.INFO,

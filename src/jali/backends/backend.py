@@ -56,13 +56,14 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None, spare: Tensor | None = None,
+        padding: KeyPadding | None = None, out_buffer: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Attention over the plan, in arranged order.
 
         q [B, H, Sq, D], k and v [B, Hkv, Sk, D] -> out like q, and the log-sum-exp fp32
-        [B, H, Sq]. A row without a single real key gives zeros and −inf. `spare` is memory like q
-        that may be taken for the result; it may be q itself, when q is a copy nobody needs.
+        [B, H, Sq]. A row without a single real key gives zeros and −inf. `out_buffer` is
+        memory like q that the result may be written to; it may be q itself, when q is a copy that
+        nobody needs.
         """
 
 

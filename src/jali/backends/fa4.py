@@ -23,7 +23,7 @@ from jali.tokens.padding import KeyPadding
 log = logging.getLogger("jali")
 
 TESTED = ("4.0.0b36",)
-WIDE, NARROW = Blocks(256, 128), Blocks(384, 128)
+BLOCKS, HOPPER_DIM_64_BLOCKS = Blocks(256, 128), Blocks(384, 128)
 
 
 class Fa4(Backend):
@@ -52,7 +52,8 @@ class Fa4(Backend):
 
     def preferred(self, task: Task) -> Blocks:
         # At head dim 64 Hopper's kernel has a tile of 192 rows, and 384 is two of them.
-        return NARROW if task.head_dim <= 64 and _generation(task.device) == 9 else WIDE
+        on_hopper = _generation(task.device) == 9
+        return HOPPER_DIM_64_BLOCKS if on_hopper and task.head_dim <= 64 else BLOCKS
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:
         """Hopper: multiples of 64 rows, and 64, 96 or 128 keys. Blackwell: 256, 128."""
@@ -65,7 +66,7 @@ class Fa4(Backend):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
+        padding: KeyPadding | None = None, out_buffer: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
         if padding is None:

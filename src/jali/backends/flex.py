@@ -50,7 +50,7 @@ class Flex(Backend):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
+        padding: KeyPadding | None = None, out_buffer: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         assert padding is None
         mask = block_mask(plan, q.shape[0], q.shape[1])

@@ -30,12 +30,12 @@ def pool(
     count = F.pad(real, (0, missing)).unflatten(1, (groups, ratio)).sum(-1)
     means = []
     for x in (k, v):
-        wide = x if x.dtype == torch.float64 else x.float()
+        exact = x if x.dtype == torch.float64 else x.float()
         if padding is not None:
-            wide = wide.masked_fill(~real[:, None, :, None], 0)
+            exact = exact.masked_fill(~real[:, None, :, None], 0)
         if missing:
-            wide = F.pad(wide, (0, 0, 0, missing))
-        sums = wide.unflatten(2, (groups, ratio)).sum(3)
+            exact = F.pad(exact, (0, 0, 0, missing))
+        sums = exact.unflatten(2, (groups, ratio)).sum(3)
         means.append((sums / count.clamp_min(1)[:, None, :, None]).to(x.dtype))
     return means[0], means[1], _log(count, k.dtype)
 

@@ -31,7 +31,7 @@ class Reference(Backend):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
+        padding: KeyPadding | None = None, out_buffer: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         share = q.shape[1] // k.shape[1]

@@ -55,28 +55,30 @@ class Torch(Backend):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None, spare: Tensor | None = None,
+        padding: KeyPadding | None = None, out_buffer: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        limit, at_most = _limits(q, plan, spare)
+        limit, at_most = _limits(q, plan, out_buffer)
         scratch = _Scratch(limit, torch.promote_types(q.dtype, torch.float32), q.device)
-        out = torch.empty_like(q) if spare is None else spare
+        out = torch.empty_like(q) if out_buffer is None else out_buffer
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         each = q.shape[1] // k.shape[1]
         copied = k[:, 0].numel() * scratch.memory.itemsize  # of one head
         at_once = max(1, at_most // copied)
-        calm = q.device.type == "cpu"  # asked after every chunk, and asking a GPU means waiting
+        unshifted = (
+            q.device.type == "cpu"
+        )  # asked after every chunk, and asking a GPU means waiting
         for kv in range(0, k.shape[1], at_once):
             some, heads = slice(kv, kv + at_once), slice(kv * each, (kv + at_once) * each)
-            calm = _attend_heads(
+            unshifted = _attend_heads(
                 q[:, heads], k[:, some], v[:, some], plan, heads, scale, padding, scratch,
-                out[:, heads], lse[:, heads], calm,
+                out[:, heads], lse[:, heads], unshifted,
             )  # fmt: skip
         return out, lse
 
 
-def _limits(q: Tensor, plan: BlockPlan, spare: Tensor | None) -> tuple[int, int]:
+def _limits(q: Tensor, plan: BlockPlan, out_buffer: Tensor | None) -> tuple[int, int]:
     """Bytes of scratch, and of what is copied at a time."""
-    limit = SCRATCH_BYTES if spare is None else SCRATCH_BESIDE_COPIES
+    limit = SCRATCH_BYTES if out_buffer is None else SCRATCH_BESIDE_COPIES
     if len(plan.ratios) > 1:
         limit = SCRATCH_OF_SEVERAL_LEVELS
     if q.device.type == "cpu":
@@ -87,10 +89,10 @@ def _limits(q: Tensor, plan: BlockPlan, spare: Tensor | None) -> tuple[int, int]
 
 def _attend_heads(
     q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, heads: slice, scale: float,
-    padding: KeyPadding | None, scratch: _Scratch, out: Tensor, lse: Tensor, calm: bool,
+    padding: KeyPadding | None, scratch: _Scratch, out: Tensor, lse: Tensor, unshifted: bool,
 ) -> bool:  # fmt: skip
-    """Attention of those `heads` of the plan, written into `out` and `lse`; whether the rest of
-    the call is `calm` is the result."""
+    """Attention of those `heads` of the plan, written into `out` and `lse`; the result
+    says whether the rest of the call may stay `unshifted` (see `_attend`)."""
     levels = [_Level.of(k, v, ratio, plan, heads, padding) for ratio in plan.ratios]
     B, H, Sq, _ = q.shape
     block = plan.blocks.q
@@ -111,11 +113,11 @@ def _attend_heads(
                 query = query + torch.arange(size, device=q.device) + plan.layout.offset
                 ahead = read.last()[..., None] > query[:, None]
             logits = scratch.take(len(rows.m), read.keys.shape[1], size)
-            part, sums, calm = _attend(queries, read, scale, ahead, logits, calm)
+            part, part_lse, unshifted = _attend(queries, read, scale, ahead, logits, unshifted)
             _cut(out, block, start, size)[rows.place] = part.to(out.dtype)
-            _cut(lse, block, start, size)[rows.place] = sums.to(lse.dtype)
+            _cut(lse, block, start, size)[rows.place] = part_lse.to(lse.dtype)
             scratch.give(logits)
-    return calm
+    return unshifted
 
 
 def _cut(x: Tensor, block: int, start: int, size: int) -> Tensor:
@@ -125,26 +127,31 @@ def _cut(x: Tensor, block: int, start: int, size: int) -> Tensor:
 
 
 def _attend(
-    queries: Tensor, read: _Read, scale: float, ahead: Tensor | None, logits: Tensor, calm: bool
+    queries: Tensor,
+    read: _Read,
+    scale: float,
+    ahead: Tensor | None,
+    logits: Tensor,
+    unshifted: bool,
 ) -> tuple[Tensor, Tensor, bool]:
     """Two batched products, with the softmax in place of the logits. [R, L, D] and [R, L].
 
-    While a call is `calm`, the two passes that find and subtract each row's largest logit are left
-    out; a sample of the logits and the sums tell whether that is right. If the sums say no, the
-    chunk is done again. Whether the rest of the call is calm is the last of the three results.
+    `unshifted` leaves out the two passes that find and subtract each row's largest logit; a sample
+    of the logits and the sums tell whether that is right. If the sums say no, the chunk is done
+    again. Whether the rest of the call may stay unshifted is the last of the three results.
     """
     while True:
         if read.shared:
             read.bring("keys")
         torch.baddbmm(logits, read.keys, queries.mT, beta=0, alpha=scale, out=logits)
-        if calm and float(logits[:, ::64].amin()) < -80:
-            calm = False  # denormal weights make exponentials and products many times slower
+        if unshifted and float(logits[:, ::64].amin()) < -80:
+            unshifted = False  # denormal weights make exponentials and products many times slower
         if read.bias is not None:
             logits += read.bias[..., None]
         if ahead is not None:
             logits.masked_fill_(ahead, -torch.inf)
         top: Tensor | float = 0.0
-        if not calm:
+        if not unshifted:
             top = logits.amax(1, keepdim=True)
             top = torch.where(top == -torch.inf, 0, top)  # a row that reads no real key
             logits.sub_(top)
@@ -155,11 +162,11 @@ def _attend(
             read.bring("values")
         weighed = torch.bmm(read.values.mT, logits)
         out, total = weighed[:, :-1], weighed[:, -1:]
-        if not calm or _in_range(total):
+        if not unshifted or _in_range(total):
             break
-        calm = False
+        unshifted = False
     out.div_(total.clamp_min(torch.finfo(total.dtype).tiny))
-    return out.mT, (total.log() + top).squeeze(1), calm
+    return out.mT, (total.log() + top).squeeze(1), unshifted
 
 
 def _in_range(total: Tensor) -> bool:

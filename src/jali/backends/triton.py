@@ -44,7 +44,7 @@ class Triton(Backend):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
+        padding: KeyPadding | None = None, out_buffer: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
         found: tuple[Tensor, Tensor] = kernels.load("attention").block_sparse_attention(

@@ -14,11 +14,11 @@ from torch import Tensor
 from jali.kernels.lists import Lists
 
 from .attention_kernel import attention_kernel
-from .granules import Packing, packing
-from .launch import Kind, Launch, capability, kind
-from .places import NO_NUMBERS, Listed, Place, listed, places, tensors_of
+from .descriptor import DescriptorTemplate, MatrixView, matrix_view
+from .launch import Launch, TensorSpec, capability, spec_of
+from .list_view import NO_LIST, ListsSpec, ListView, list_tensors, list_views, lists_spec
+from .page_table import Packing, packing
 from .pooling import RATIOS, Pooling, pooling
-from .row_views import RowView, Tiles, row_view
 from .score_tiles import cdiv, power_of_two
 
 _LOG2_E = math.log2(math.e)
@@ -72,13 +72,13 @@ def default_config(
     return Config(128, 64, 64, 8, 2, 2)
 
 
-_Views = tuple[RowView, RowView, RowView]
+_Views = tuple[MatrixView, MatrixView, MatrixView]
 
 
-def _views(q: Kind, k: Kind, v: Kind) -> _Views | None:
+def _views(q: TensorSpec, k: TensorSpec, v: TensorSpec) -> _Views | None:
     """Views of q, k and v for tensor descriptors; None where one of them has none."""
     dim = q.shape[3]
-    q_view, k_view, v_view = row_view(q), row_view(k), row_view(v)
+    q_view, k_view, v_view = matrix_view(q), matrix_view(k), matrix_view(v)
     if dim & (dim - 1) or q_view is None or k_view is None or v_view is None:
         return None
     return q_view, k_view, v_view
@@ -99,8 +99,8 @@ def _fit(config: Config, q_block: int, k_block: int, views: _Views | None) -> Co
 
 
 def _check(
-    q: Kind, k: Kind, v: Kind, lists: Mapping[int, Place], q_block: int, k_block: int,
-    key_length: Kind | None,
+    q: TensorSpec, k: TensorSpec, v: TensorSpec, lists: Mapping[int, ListView], q_block: int,
+    k_block: int, key_length: TensorSpec | None,
 ) -> None:  # fmt: skip
     batch, heads, seq_q, dim = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != dim or heads % k.shape[1]:
@@ -122,21 +122,21 @@ def _check(
     if not lists:
         raise ValueError("no list of key blocks given")
     rows = cdiv(seq_q, q_block)
-    for ratio, place in lists.items():
+    for ratio, view in lists.items():
         if ratio != 1 and (ratio not in RATIOS or k_block % ratio):
             raise ValueError(f"ratio {ratio} must be 1 or one of {RATIOS} and divide {k_block}")
-        some_batch, some_heads, some_rows, _ = place.shape
+        some_batch, some_heads, some_rows, _ = view.shape
         fits = some_batch in (1, batch) and some_heads in (1, heads) and some_rows == rows
         if not fits:
             raise ValueError(
                 f"ratio {ratio}: need lists for [{batch} or 1, {heads} or 1, {rows}] query blocks, "
-                f"got {list(place.shape[:3])}"
+                f"got {list(view.shape[:3])}"
             )
 
 
-def _fitted(
-    q: Kind, k: Kind, v: Kind, lists: Mapping[int, Place], q_block: int, k_block: int,
-    key_length: Kind | None, config: Config | None,
+def _fit_call(
+    q: TensorSpec, k: TensorSpec, v: TensorSpec, lists: Mapping[int, ListView], q_block: int,
+    k_block: int, key_length: TensorSpec | None, config: Config | None,
 ) -> tuple[Config, _Views | None]:  # fmt: skip
     """The configuration of a checked call, and its views where they are to be read through."""
     _check(q, k, v, lists, q_block, k_block, key_length)
@@ -159,7 +159,7 @@ def block_sparse_attention(
     config: Config | None = None,
     *,
     ratios: tuple[int, ...] | None = None,
-    onto: tuple[Tensor, Tensor] | None = None,
+    add_to: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend from q [B, H, Sq, D] to the key blocks of k, v [B, Hkv, Sk, D] that `lists` names.
 
@@ -171,28 +171,28 @@ def block_sparse_attention(
     Returns out, q's dtype and memory order, and the natural log-sum-exp, fp32 [B, H, Sq]. A row
     without any real key gives 0 and -inf. Never waits for the device.
 
-    `onto`: output (any strides, the last dim contiguous) and log-sum-exp (contiguous) of an
+    `add_to`: output (any strides, the last dim contiguous) and log-sum-exp (contiguous) of an
     attention over other keys; both are overwritten with those over all keys, and returned.
     """
     if scale < 0:
         q, scale = -q, -scale
-    call = _prepared(
-        kind(q), kind(k), kind(v), listed(lists), q_block, k_block, scale,
-        None if key_length is None else kind(key_length), ratios,
-        None if onto is None else _laid(*onto), config,
+    call = _prepare(
+        spec_of(q), spec_of(k), spec_of(v), lists_spec(lists), q_block, k_block, scale,
+        None if key_length is None else spec_of(key_length), ratios,
+        None if add_to is None else _laid(*add_to), config,
     )  # fmt: skip
-    if onto is None:
+    if add_to is None:
         out = q.new_empty(call.out)
         if call.swapped:
             out = out.transpose(1, 2)
         lse = torch.empty(*q.shape[:3], dtype=torch.float32, device=q.device)
     else:
-        out, lse = onto
-    q_matrix = None if call.q_tiles is None else call.q_tiles.of(q)
+        out, lse = add_to
+    q_matrix = None if call.q_tiles is None else call.q_tiles.bind(q)
     k_matrix, v_matrix = None, None
     if call.kv_tiles is not None:
-        k_matrix, v_matrix = call.kv_tiles[0].of(k), call.kv_tiles[1].of(v)
-    full: tuple[Tensor | None, ...] = tensors_of(lists, 1) if call.has_full else (None, None)
+        k_matrix, v_matrix = call.kv_tiles[0].bind(k), call.kv_tiles[1].bind(v)
+    full: tuple[Tensor | None, ...] = list_tensors(lists, 1) if call.has_full else (None, None)
     pooled: tuple[Tensor | None, ...] = (None, None, None)
     if call.pooling is not None and call.packing is not None:
         pooled = call.packing(lists, key_length), *call.pooling(k, v, key_length)
@@ -202,7 +202,7 @@ def block_sparse_attention(
     return out, lse
 
 
-class _Prepared(NamedTuple):
+class _AttentionLaunches(NamedTuple):
     """What of a call follows from its shapes. `out`: the output's memory, BSHD where `swapped`."""
 
     out: tuple[int, ...]
@@ -210,45 +210,45 @@ class _Prepared(NamedTuple):
     has_full: bool
     pooling: Pooling | None
     packing: Packing | None
-    q_tiles: Tiles | None
-    kv_tiles: tuple[Tiles, Tiles] | None
+    q_tiles: DescriptorTemplate | None
+    kv_tiles: tuple[DescriptorTemplate, DescriptorTemplate] | None
     launch: Launch
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(
-    q: Kind, k: Kind, v: Kind, lists: Listed, q_block: int, k_block: int, scale: float,
-    key_length: Kind | None, ratios: tuple[int, ...] | None, onto: _Laid | None,
-    config: Config | None,
-) -> _Prepared:  # fmt: skip
-    of = {r: place for r, place in places(lists).items() if ratios is None or r in ratios}
-    cfg, views = _fitted(q, k, v, of, q_block, k_block, key_length, config)
+def _prepare(
+    q: TensorSpec, k: TensorSpec, v: TensorSpec, lists: ListsSpec, q_block: int, k_block: int,
+    scale: float, key_length: TensorSpec | None, ratios: tuple[int, ...] | None,
+    add_to: _Laid | None, config: Config | None,
+) -> _AttentionLaunches:  # fmt: skip
+    of = {r: view for r, view in list_views(lists).items() if ratios is None or r in ratios}
+    cfg, views = _fit_call(q, k, v, of, q_block, k_block, key_length, config)
     batch, heads, seq, dim = q.shape
     swapped = heads > 1 and q.stride[1] < q.stride[2]
     out_stride: tuple[int, ...] = (heads * seq * dim, dim, heads * dim) if swapped else (
         heads * seq * dim, seq * dim, dim
     )  # fmt: skip
-    if onto is not None:
-        _check_onto(q, *onto)
-        out_stride = onto[1][:3]
+    if add_to is not None:
+        _check_add_to(q, *add_to)
+        out_stride = add_to[1][:3]
     pool, packed = None, None
-    asked = tuple(sorted((ratio, place) for ratio, place in of.items() if ratio != 1))
-    if asked:
-        pool = pooling(k, v, tuple(ratio for ratio, _ in asked), key_length is not None)
+    pooled = tuple(sorted((ratio, view) for ratio, view in of.items() if ratio != 1))
+    if pooled:
+        pool = pooling(k, v, tuple(ratio for ratio, _ in pooled), key_length is not None)
         lengths = None if key_length is None else key_length.shape[0]
-        packed = packing(asked, pool.sections, k_block, cfg.pool_n, k.shape[2], lengths)
+        packed = packing(pooled, pool.sections, k_block, cfg.pool_n, k.shape[2], lengths)
     launch = _launch(
         q, k, v, out_stride, of.get(1), pool, packed, q_block, k_block, scale,
-        key_length is not None, onto is not None, cfg, views,
+        key_length is not None, add_to is not None, cfg, views,
     )  # fmt: skip
     q_tiles, kv_tiles = None, None
     if views is not None:
-        q_tiles = views[0].tiles(cfg.block_m, dim, q.dtype)
+        q_tiles = views[0].template(cfg.block_m, dim, q.dtype)
         if 1 in of:  # what is pooled has no use for them
-            k_tiles, v_tiles = (view.tiles(cfg.block_n, dim, q.dtype) for view in views[1:])
+            k_tiles, v_tiles = (view.template(cfg.block_n, dim, q.dtype) for view in views[1:])
             kv_tiles = k_tiles, v_tiles
     memory = (batch, seq, heads, dim) if swapped else (batch, heads, seq, dim)
-    return _Prepared(memory, swapped, 1 in of, pool, packed, q_tiles, kv_tiles, launch)
+    return _AttentionLaunches(memory, swapped, 1 in of, pool, packed, q_tiles, kv_tiles, launch)
 
 
 _Shape = tuple[int, ...]
@@ -260,8 +260,8 @@ def _laid(out: Tensor, lse: Tensor) -> _Laid:
     return out.shape, out.stride(), out.dtype, lse.shape, lse.is_contiguous(), lse.dtype
 
 
-def _check_onto(
-    q: Kind, shape: _Shape, stride: _Shape, dtype: torch.dtype, lse: _Shape, contiguous: bool,
+def _check_add_to(
+    q: TensorSpec, shape: _Shape, stride: _Shape, dtype: torch.dtype, lse: _Shape, contiguous: bool,
     lse_dtype: torch.dtype,
 ) -> None:  # fmt: skip
     if shape != q.shape or dtype != q.dtype or stride[3] != 1:
@@ -276,14 +276,14 @@ def _check_onto(
 
 
 def _launch(
-    q: Kind, k: Kind, v: Kind, out_stride: tuple[int, ...], full: Place | None,
+    q: TensorSpec, k: TensorSpec, v: TensorSpec, out_stride: tuple[int, ...], full: ListView | None,
     pool: Pooling | None, packed: Packing | None, q_block: int, k_block: int, scale: float,
-    has_length: bool, onto: bool, cfg: Config, views: _Views | None,
+    has_length: bool, add_to: bool, cfg: Config, views: _Views | None,
 ) -> Launch:  # fmt: skip
     batch, heads, seq_q, dim = q.shape
     heads_kv, seq_k = k.shape[1:3]
     pool_numbers: tuple[int, ...] = (0,) * 7
-    reach = max(
+    largest_offset = max(
         seq_q * q.stride[2], seq_k * k.stride[2], seq_k * v.stride[2], seq_q * out_stride[2]
     )
     if pool is not None and packed is not None:
@@ -293,13 +293,13 @@ def _launch(
         pool_numbers = (
             *_contiguous_steps(packed.table), values_at, heads_kv * per_head, per_head, bias_step,
         )  # fmt: skip
-        reach = max(reach, per_head)
+        largest_offset = max(largest_offset, per_head)
     view_strides: tuple[int, ...] = (0,) * 9
     if views is not None:
         view_strides = tuple(n for view in views for n in (view.row_b, view.row_h, view.col_h))
     numbers = (
         *q.stride[:3], *k.stride[:3], *v.stride[:3], *out_stride,
-        *(NO_NUMBERS if full is None else full.numbers), *pool_numbers, *view_strides,
+        *(NO_LIST if full is None else full.numbers), *pool_numbers, *view_strides,
         seq_q, seq_k, scale * _LOG2_E,
     )  # fmt: skip
     constants: dict[str, Any] = {
@@ -308,7 +308,7 @@ def _launch(
         "BLOCK_D": power_of_two(dim),
         "Q_BLOCK": q_block,
         "K_BLOCK": k_block,
-        "GRANULE": 1 if packed is None else packed.size,
+        "PAGE": 1 if packed is None else packed.size,
         "BLOCK_M": cfg.block_m,
         "BLOCK_N": cfg.block_n,
         "POOL_N": cfg.pool_n,
@@ -318,9 +318,9 @@ def _launch(
         "HAS_POOLED": packed is not None,
         "EVEN": not has_length and seq_k % k_block == 0,
         "HAS_LENGTH": has_length,
-        "ONTO": onto,
+        "ADD_TO": add_to,
         "TMA": cfg.tma,
-        "WIDE": reach >= 2**31,
+        "INT64": largest_offset >= 2**31,
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         "num_warps": cfg.num_warps,
         "num_stages": cfg.stages,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .granules import count_below
+from .page_table import count_below
 
 
 @triton.jit
@@ -39,17 +39,19 @@ def _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION: tl.constexpr)
 
 
 @triton.jit
-def _offsets(rows, stride, offs_d, WIDE: tl.constexpr):
+def _offsets(rows, stride, offs_d, INT64: tl.constexpr):
     """Element offsets of whole rows. 32 bits save registers wherever they suffice."""
-    if WIDE:
+    if INT64:
         rows = rows.to(tl.int64)
     return rows[:, None] * stride + offs_d[None, :]
 
 
 @triton.jit
-def _gather(base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
+def _gather(
+    base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr, INT64: tl.constexpr
+):
     """Rows of a matrix, each D wide, zero-filled to BLOCK_D."""
-    at = base + _offsets(rows, stride, offs_d, WIDE)
+    at = base + _offsets(rows, stride, offs_d, INT64)
     if D == BLOCK_D:
         return tl.load(at)
     return tl.load(at, mask=(offs_d < D)[None, :], other=0.0)
@@ -58,21 +60,21 @@ def _gather(base, rows, stride, offs_d, D: tl.constexpr, BLOCK_D: tl.constexpr, 
 @triton.jit
 def attention_kernel(
     Q, K, V, Q_DESC, K_DESC, V_DESC, OUT, LSE,
-    COUNT, INDEX, GRANULES, POOLED, BIAS, LENGTH,
+    COUNT, INDEX, PAGES, POOLED, BIAS, LENGTH,
     qb, qh, qs, kb, kh, ks, vb, vh, vs, ob, oh, os,
     c, cb, ch, cm, i, ib, ih, im, gb, gh, gm, pv, pb, ph, bb,
     q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, v_row_b, v_row_h, v_col_h,
     seq_q, seq_k, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GRANULE: tl.constexpr,
+    Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POOL_N: tl.constexpr,
     STAGES: tl.constexpr, POOL_STAGES: tl.constexpr,
     HAS_FULL: tl.constexpr, HAS_POOLED: tl.constexpr, EVEN: tl.constexpr,
-    HAS_LENGTH: tl.constexpr, ONTO: tl.constexpr, TMA: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_LENGTH: tl.constexpr, ADD_TO: tl.constexpr, TMA: tl.constexpr,
+    INT64: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one query block of one head, over everything its lists name.
-    With ONTO, what OUT and LSE hold of other keys belongs to the same softmax.
+    With ADD_TO, what OUT and LSE hold of other keys belongs to the same softmax.
 
     Query tiles are the fastest grid axis, so programs that run together share one head's K and V
     in the L2 cache.
@@ -95,7 +97,7 @@ def attention_kernel(
         q_row = (b * q_row_b + h * q_row_h).to(tl.int32) + tile_m * BLOCK_M
         q = Q_DESC.load([q_row, h * q_col_h])
     else:
-        q_at = _offsets(offs_m, qs, offs_d, WIDE)
+        q_at = _offsets(offs_m, qs, offs_d, INT64)
         q = tl.load(Q + b * qb + h64 * qh + q_at, mask=q_mask, other=0.0)
 
     # A finite start lets a tile without any real key leave the sums untouched, with no NaN.
@@ -143,8 +145,8 @@ def attention_kernel(
                 rows = ahead * K_BLOCK + offs_n % K_BLOCK
                 following = (t + 1) * (BLOCK_N // K_BLOCK) + offs_n // K_BLOCK
                 ahead = tl.load(index + following, mask=following < full, other=0)
-                k = _gather(k_base, rows, ks, offs_d, D, BLOCK_D, WIDE)
-                v = _gather(v_base, rows, vs, offs_d, D, BLOCK_D, WIDE)
+                k = _gather(k_base, rows, ks, offs_d, D, BLOCK_D, INT64)
+                v = _gather(v_base, rows, vs, offs_d, D, BLOCK_D, INT64)
             else:
                 block = ahead
                 following = (t + 1) // (K_BLOCK // BLOCK_N)
@@ -173,44 +175,44 @@ def attention_kernel(
                 mask = exists[:, None]
                 if D != BLOCK_D:
                     mask = mask & (offs_d < D)[None, :]
-                k_at = k_base + _offsets(rows, ks, offs_d, WIDE)
-                v_at = v_base + _offsets(rows, vs, offs_d, WIDE)
+                k_at = k_base + _offsets(rows, ks, offs_d, INT64)
+                v_at = v_base + _offsets(rows, vs, offs_d, INT64)
                 k = tl.load(k_at, mask=mask, other=0.0)
                 v = tl.load(v_at, mask=mask, other=0.0)
                 bias = tl.where(exists, 0.0, float("-inf"))
                 acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
 
     if HAS_POOLED:
-        ends = GRANULES + b * gb + h64 * gh + m.to(tl.int64) * gm
+        ends = PAGES + b * gb + h64 * gh + m.to(tl.int64) * gm
         end2 = tl.load(ends)
         end4 = tl.load(ends + 1)
         end8 = tl.load(ends + 2)
-        granules = ends + 4
+        pages = ends + 4
         pool_k = POOLED + b * pb + h_kv64 * ph
         pool_v = pool_k + pv
         offs_p = tl.arange(0, POOL_N)
-        offs_g = offs_p // GRANULE
-        ahead_g = tl.load(granules + offs_g, mask=(offs_p >= 0) & (end8 > 0), other=0)
+        offs_g = offs_p // PAGE
+        ahead_g = tl.load(pages + offs_g, mask=(offs_p >= 0) & (end8 > 0), other=0)
         for t in tl.range(0, end8, num_stages=POOL_STAGES):
-            rows = ahead_g * GRANULE + offs_p % GRANULE
-            following_g = granules + (t + 1) * (POOL_N // GRANULE) + offs_g
+            rows = ahead_g * PAGE + offs_p % PAGE
+            following_g = pages + (t + 1) * (POOL_N // PAGE) + offs_g
             ahead_g = tl.load(following_g, mask=(offs_p >= 0) & (t + 1 < end8), other=0)
-            k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D, WIDE)
-            v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D, WIDE)
+            k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D, INT64)
+            v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D, INT64)
             weight = 1.0 + (t >= end2).to(tl.float32) + (t >= end4).to(tl.float32)
             acc, total, top = _step(acc, total, top, q, k, v, scale, weight, PRECISION)
 
         for t in tl.range(end8, tl.load(ends + 3), num_stages=1):
-            granule = tl.load(granules + t * (POOL_N // GRANULE) + offs_g)
-            rows = granule * GRANULE + offs_p % GRANULE
-            k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D, WIDE)
-            v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D, WIDE)
+            page = tl.load(pages + t * (POOL_N // PAGE) + offs_g)
+            rows = page * PAGE + offs_p % PAGE
+            k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D, INT64)
+            v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D, INT64)
             bias = tl.load(BIAS + b * bb + rows)
             acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
 
-    out_at = OUT + b * ob + h64 * oh + _offsets(offs_m, os, offs_d, WIDE)
+    out_at = OUT + b * ob + h64 * oh + _offsets(offs_m, os, offs_d, INT64)
     lse_at = LSE + (b * tl.num_programs(1) + h) * seq_q + offs_m
-    if ONTO:
+    if ADD_TO:
         # As if it were one more tile, whose sum and output are known.
         other = tl.load(lse_at, mask=rows_ok, other=float("-inf")) * 1.4426950408889634
         new_top = tl.maximum(top, other)

@@ -89,8 +89,8 @@ def _budget_kernel(
     mean = tl.sum(sums, 1).to(tl.float64) / count
 
     # Bounds, relaxed where the asked total could not be met within them.
-    places = (heads * n).to(tl.float64)
-    target = total.to(tl.float64) / places
+    all_blocks = (heads * n).to(tl.float64)
+    target = total.to(tl.float64) / all_blocks
     low = tl.maximum(floor.to(tl.float64) * _UNIT, 1.0 / n.to(tl.float64))
     low = tl.minimum(low, target)
     high = tl.maximum(ceiling.to(tl.float64) * _UNIT, target)

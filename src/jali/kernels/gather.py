@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Kind, Launch
+from .launch import Launch, TensorSpec
 from .score_tiles import cdiv, power_of_two
 
 
@@ -99,7 +99,7 @@ def gather_each(
     call.launch(q, k, v, index.contiguous(), out)
     made: tuple[Tensor, ...] = out.transpose(2, 3).unbind()
     for x in made:
-        x.jali_kind = call.each  # type: ignore[attr-defined]
+        x.jali_spec = call.each  # type: ignore[attr-defined]
     return made
 
 
@@ -109,7 +109,7 @@ class _Together(NamedTuple):
 
     shape: tuple[int, ...]
     launch: Launch
-    each: Kind
+    each: TensorSpec
 
 
 @functools.lru_cache(maxsize=256)
@@ -122,7 +122,7 @@ def _together(
     shape, launch = _launch(shapes[0], strides, index, rows, columns, 4)
     batch, length, heads, dim = shape
     row = heads * dim
-    each = Kind(
+    each = TensorSpec(
         (batch, heads, length, dim), (length * row, dim, row, 1), dtype, device,
         batch * length * row * dtype.itemsize % 16 == 0,
     )  # fmt: skip

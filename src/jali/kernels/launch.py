@@ -1,4 +1,5 @@
-"""What a launch is but for its tensors: it follows from shapes, so it is worked out once."""
+"""Kernel launches: grid, numbers and constants follow from shapes and strides, so they are worked
+out once and remembered."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 
-class Kind(NamedTuple):
-    """A tensor but for its numbers and its place."""
+class TensorSpec(NamedTuple):
+    """What a launch depends on of a tensor: equal specs take the same launch."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -24,10 +25,10 @@ class Kind(NamedTuple):
         return self.dtype.itemsize
 
 
-def kind(x: Tensor) -> Kind:
-    """Of a tensor that jali laid out itself it is known: several kernels ask."""
-    known: Kind | None = getattr(x, "jali_kind", None)
-    return known or Kind(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0)
+def spec_of(x: Tensor) -> TensorSpec:
+    """The spec of a tensor. One that jali laid out itself carries it: several kernels ask."""
+    known: TensorSpec | None = getattr(x, "jali_spec", None)
+    return known or TensorSpec(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0)
 
 
 class Launch:
@@ -35,7 +36,7 @@ class Launch:
 
     It runs on the device of its tensors, whichever device is current. Triton's own way from a call
     to a compiled kernel looks at every argument and at its settings anew, and takes longer than
-    the launch; what it found for tensors of the same kind is remembered.
+    the launch; what it found for tensors of the same dtypes and alignment is remembered.
     """
 
     __slots__ = ("compiled", "fixed", "grid", "kernel", "numbers", "options")

@@ -19,33 +19,33 @@ class BlockList(NamedTuple):
     indices: Tensor
 
 
-class Form(NamedTuple):
-    """A Stack but for its numbers: its ratios, and the shape of its indices."""
+class StackedListsSpec(NamedTuple):
+    """What a launch depends on of StackedLists: their ratios, and the shape of their indices."""
 
     ratios: tuple[int, ...]
     shape: tuple[int, ...]
 
 
-class Stack(Mapping[int, BlockList]):
+class StackedLists(Mapping[int, BlockList]):
     """The lists of several ratios in two contiguous tensors, as the kernels write and read them:
     counts int32 [R, B|1, H|1, M], indices int32 [R, B|1, H|1, M, W]."""
 
-    __slots__ = ("counts", "form", "indices")
+    __slots__ = ("counts", "indices", "spec")
 
-    def __init__(self, form: Form, counts: Tensor, indices: Tensor) -> None:
-        self.form, self.counts, self.indices = form, counts, indices
+    def __init__(self, spec: StackedListsSpec, counts: Tensor, indices: Tensor) -> None:
+        self.spec, self.counts, self.indices = spec, counts, indices
 
     def __getitem__(self, ratio: int) -> BlockList:
-        if ratio not in self.form.ratios:
+        if ratio not in self.spec.ratios:
             raise KeyError(ratio)
-        at = self.form.ratios.index(ratio)
+        at = self.spec.ratios.index(ratio)
         return BlockList(self.counts[at], self.indices[at])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.form.ratios)
+        return iter(self.spec.ratios)
 
     def __len__(self) -> int:
-        return len(self.form.ratios)
+        return len(self.spec.ratios)
 
 
 Lists = Mapping[int, BlockList]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Kind, Launch, kind
+from .launch import Launch, TensorSpec, spec_of
 from .score_tiles import cdiv, padded_dim
 
 RATIOS = (2, 4, 8)
@@ -258,7 +258,7 @@ def pool_pyramid(
     A group's mean counts real keys only: the last group may be short, and keys at or beyond
     key_length[b] (int32 [B], on the device) do not exist. Sums are fp32, the result has k's dtype.
     """
-    made = pooling(kind(k), kind(v), tuple(ratios), key_length is not None)
+    made = pooling(spec_of(k), spec_of(v), tuple(ratios), key_length is not None)
     both, bias = made(k, v, key_length)
     return Pyramid(both, bias, made.sections)
 
@@ -281,7 +281,7 @@ class Pooling(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def pooling(k: Kind, v: Kind, ratios: tuple[int, ...], has_length: bool) -> Pooling:
+def pooling(k: TensorSpec, v: TensorSpec, ratios: tuple[int, ...], has_length: bool) -> Pooling:
     batch, heads, seq, dim = k.shape
     if v.shape != k.shape:
         raise ValueError(f"k and v must have one shape, got {tuple(k.shape)}, {tuple(v.shape)}")

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Kind, Launch, kind
-from .row_views import Tiles, row_view, use_descriptors
+from .descriptor import DescriptorTemplate, matrix_view, use_descriptors
+from .launch import Launch, TensorSpec, spec_of
 from .score_interleave import interleaved_key, run_sum
 from .score_mass import mass_launch
 from .score_tiles import (
@@ -24,7 +24,7 @@ from .score_tiles import (
     cdiv,
     check_queries_keys,
     fit,
-    groups_of,
+    head_ranges,
     operand_bytes,
     padded_dim,
     positive_scale,
@@ -168,7 +168,7 @@ def _write_log_sums(
 
 @triton.jit
 def _antidiagonal_matrix_kernel(
-    q,  # descriptors of matrices whose rows are groups: see RowView
+    q,  # descriptors of matrices whose rows are groups: see MatrixView
     k,
     lse,  # fp32 [heads of this launch, q_groups, parts]
     first_head,
@@ -245,7 +245,7 @@ def _antidiagonal_matrix_kernel(
         )  # fmt: skip
 
 
-def antidiagonal_tile(q: Kind, q_groups: int, tma: bool = False) -> Tile:
+def antidiagonal_tile(q: TensorSpec, q_groups: int, tma: bool = False) -> Tile:
     """The configuration used unless the caller names one."""
     depth = min(64 if q.itemsize == 2 else 32, padded_dim(q.shape[3]))
     if q.itemsize == 4:
@@ -287,15 +287,15 @@ def antidiagonal_scores(
     `persistent` (with descriptors only): so many programs per multiprocessor take tile after tile;
     0 gives each tile its own. `tile`, `band`, `tma` and `persistent` tune speed only.
     """
-    call = _prepared(
-        kind(q), kind(k), q_block, k_block, scale, stride, key_length is not None, tile, band, tma,
-        persistent,
+    call = _prepare(
+        spec_of(q), spec_of(k), q_block, k_block, scale, stride, key_length is not None, tile, band,
+        tma, persistent,
     )  # fmt: skip
     out = torch.empty(*call.shape, dtype=torch.float32, device=q.device)
     lse = torch.empty(*call.scratch, dtype=torch.float32, device=q.device)
     tensors: tuple[Any, ...] = (q, k, key_length)
     if call.tiles is not None:
-        tensors = call.tiles[0].of(q), call.tiles[1].of(k)
+        tensors = call.tiles[0].bind(q), call.tiles[1].bind(k)
     by_head = out.flatten(0, 1)
     for (start, stop), score, pool in call.parts:
         score(*tensors, lse)
@@ -303,20 +303,20 @@ def antidiagonal_scores(
     return out
 
 
-class _Prepared(NamedTuple):
+class _AntidiagonalLaunches(NamedTuple):
     """What of a call follows from its shapes. `parts`: heads from, to, and their two launches."""
 
     shape: tuple[int, int, int, int]
     scratch: tuple[int, int, int]
-    tiles: tuple[Tiles, Tiles] | None
+    tiles: tuple[DescriptorTemplate, DescriptorTemplate] | None
     parts: tuple[tuple[tuple[int, int], Launch, Launch], ...]
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(
-    q: Kind, k: Kind, q_block: int, k_block: int, scale: float, stride: int, has_length: bool,
-    tile: Tile | None, band: int | None, tma: bool | None, persistent: int,
-) -> _Prepared:  # fmt: skip
+def _prepare(
+    q: TensorSpec, k: TensorSpec, q_block: int, k_block: int, scale: float, stride: int,
+    has_length: bool, tile: Tile | None, band: int | None, tma: bool | None, persistent: int,
+) -> _AntidiagonalLaunches:  # fmt: skip
     check_queries_keys(q, k)
     if stride < 1 or stride & (stride - 1) or q_block % stride or k_block % stride:
         raise ValueError("stride must be a power of two that divides both blocks")
@@ -326,7 +326,7 @@ def _prepared(
     q_groups = cdiv(q_len, stride)
     views = None
     if use_descriptors(q.device, tma) and not has_length:
-        q_view, k_view = row_view(q, stride), row_view(k, stride)
+        q_view, k_view = matrix_view(q, stride), matrix_view(k, stride)
         views = None if q_view is None or k_view is None else (q_view, k_view)
     tile = tile or antidiagonal_tile(q, q_groups, tma=views is not None)
     if dim % tile.depth:
@@ -338,7 +338,7 @@ def _prepared(
     parts = n * parts_per_block
     tiles = cdiv(q_groups, tile.rows) * cdiv(parts, tile.keys // run)
 
-    launches = groups_of(batch * heads, q_groups * parts * 4)
+    launches = head_ranges(batch * heads, q_groups * parts * 4)
     slots = launches[0][1] - launches[0][0]
     constants = {
         "STRIDE": stride,
@@ -377,7 +377,9 @@ def _prepared(
     if views is not None:
         q_view, k_view = views
         matrices = (
-            q_view.tiles(tile.rows, tile.depth, q.dtype),
-            k_view.tiles(tile.keys, tile.depth, k.dtype),
+            q_view.template(tile.rows, tile.depth, q.dtype),
+            k_view.template(tile.keys, tile.depth, k.dtype),
         )
-    return _Prepared((batch, heads, m, n), (slots, q_groups, parts), matrices, tuple(found))
+    return _AntidiagonalLaunches(
+        (batch, heads, m, n), (slots, q_groups, parts), matrices, tuple(found)
+    )

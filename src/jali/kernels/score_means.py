@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Kind, Launch, kind
+from .launch import Launch, TensorSpec, spec_of
 from .score_tiles import cdiv, padded_dim
 
 _NEGATIVE = tl.constexpr(float("-inf"))
@@ -111,7 +111,7 @@ def block_means(
     read together; it and `warps` tune speed only.
     """
     has_length = key_length is not None
-    shape, _, launch = _means_launch(kind(x), None, block, 0, has_length, tokens, warps)
+    shape, _, launch = _means_launch(spec_of(x), None, block, 0, has_length, tokens, warps)
     out = torch.empty(*shape, dtype=torch.float32, device=x.device)
     launch(x, None, key_length, out, None)
     return out
@@ -130,7 +130,7 @@ def block_mean_pair(
     """`block_means` of q [B,H,Sq,D] and of k [B,Hkv,Sk,D] in one launch; `key_length` bounds k."""
     has_length = key_length is not None
     q_shape, k_shape, launch = _means_launch(
-        kind(q), kind(k), q_block, k_block, has_length, tokens, warps
+        spec_of(q), spec_of(k), q_block, k_block, has_length, tokens, warps
     )
     q_out = torch.empty(*q_shape, dtype=torch.float32, device=q.device)
     k_out = torch.empty(*k_shape, dtype=torch.float32, device=k.device)
@@ -140,7 +140,13 @@ def block_mean_pair(
 
 @functools.lru_cache(maxsize=256)
 def _means_launch(
-    q: Kind, k: Kind | None, q_block: int, k_block: int, has_length: bool, tokens: int, warps: int
+    q: TensorSpec,
+    k: TensorSpec | None,
+    q_block: int,
+    k_block: int,
+    has_length: bool,
+    tokens: int,
+    warps: int,
 ) -> tuple[tuple[int, ...], tuple[int, ...], Launch]:
     """The shapes of both results and what writes them; without a k, all that is k's is 0."""
     for x in (q, k):

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Kind, Launch, kind
-from .row_views import Tiles, use_descriptors
+from .descriptor import DescriptorTemplate, use_descriptors
+from .launch import Launch, TensorSpec, spec_of
 from .score_interleave import interleaved_column, run_max
 from .score_tiles import (
     Tile,
@@ -25,7 +25,7 @@ from .score_tiles import (
     check_queries_keys,
     even_splits,
     fit,
-    groups_of,
+    head_ranges,
     operand_bytes,
     padded_dim,
     positive_scale,
@@ -43,7 +43,7 @@ def _gather_keys_kernel(
     positions,  # int [n, per_block], -1: no sample
     key_length,
     packed,  # [heads of this launch, columns, D_PAD]
-    scratch,  # fp32: see _Scratch
+    scratch,  # fp32: see _PeakScratch
     bias_at,
     sampled_at,
     first_head,
@@ -74,8 +74,8 @@ def _gather_keys_kernel(
     token = tl.load(positions + block * per_block + member, mask=listed, other=-1).to(tl.int32)
     real = (token >= 0) & (token < limit)
     # Fillers repeat a real sample of the block: a maximum does not notice.
-    spare = tl.max(tl.where(real, token, -1), 0)
-    token = tl.where(real, token, tl.maximum(spare, 0))
+    stand_in = tl.max(tl.where(real, token, -1), 0)
+    token = tl.where(real, token, tl.maximum(stand_in, 0))
     d = tl.arange(0, D_PAD)
     at = k + batch.to(tl.int64) * k_b + (head // kv_group).to(tl.int64) * k_h
     at += token.to(tl.int64)[:, None] * k_s + d[None, :]
@@ -86,7 +86,7 @@ def _gather_keys_kernel(
     tl.store(packed + row[:, None] * D_PAD + d[None, :], value)
     tl.store(scratch + bias_at + row, tl.where(real, 0.0, _NEGATIVE))
     sampled = scratch + sampled_at + slot * n + block
-    tl.store(sampled, (spare >= 0).to(tl.float32), mask=block < n)
+    tl.store(sampled, (stand_in >= 0).to(tl.float32), mask=block < n)
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def _peak_kernel(
     scratch,
     bias_at,
     peaks_at,
-    sums_at,
+    lse_at,
     first_head,
     heads,
     rows,
@@ -145,7 +145,7 @@ def _peak_kernel(
     k_head = packed + slot.to(tl.int64) * columns * D_PAD
     bias = scratch + bias_at + slot * columns
     peak_rows = scratch + peaks_at + (slot.to(tl.int64) * rows + row)[:, None] * parts
-    sum_rows = scratch + sums_at + (slot.to(tl.int64) * rows + row) * tiles
+    lse_rows = scratch + lse_at + (slot.to(tl.int64) * rows + row) * tiles
 
     first = split * tiles_per_split
     last = tl.minimum(first + tiles_per_split, tiles)
@@ -164,7 +164,7 @@ def _peak_kernel(
             top = tl.max(peak, 1) * scale
             top = tl.where(top == _NEGATIVE, 0.0, top)
             total = tl.sum(tl.exp2(logits * scale - top[:, None]), 1)
-            tl.store(sum_rows + t, top + tl.log2(total), mask=row < rows)
+            tl.store(lse_rows + t, top + tl.log2(total), mask=row < rows)
 
 
 @triton.jit
@@ -173,7 +173,7 @@ def _pool_peaks_kernel(
     out,  # fp32 [heads of this launch, m, n]
     sampled_at,
     peaks_at,
-    sums_at,
+    lse_at,
     rows,
     parts,
     tiles,
@@ -193,7 +193,7 @@ def _pool_peaks_kernel(
     real = column < n
     real &= tl.load(scratch + sampled_at + slot * n + column, mask=column < n, other=0.0) != 0.0
     peaks = scratch + peaks_at
-    sums = scratch + sums_at
+    lse = scratch + lse_at
     best = tl.zeros([N_PAD], tl.float32)
     for start in range(0, Q_RUN, CHUNK):
         row = slot.to(tl.int64) * rows + block * Q_RUN + start + in_chunk
@@ -202,9 +202,7 @@ def _pool_peaks_kernel(
         peak = tl.where(real[None, :], peak, _NEGATIVE) * scale
         if NORMALISED:
             t = tl.arange(0, T_PAD)
-            logs = tl.load(
-                sums + row[:, None] * tiles + t[None, :], (t < tiles)[None, :], _NEGATIVE
-            )
+            logs = tl.load(lse + row[:, None] * tiles + t[None, :], (t < tiles)[None, :], _NEGATIVE)
             top = tl.max(logs, 1)
             top = tl.where(top == _NEGATIVE, 0.0, top)
             top += tl.log2(tl.sum(tl.exp2(logs - top[:, None]), 1))
@@ -217,7 +215,7 @@ def _pool_peaks_kernel(
     tl.store(out + (slot.to(tl.int64) * m + block) * n + column, best, mask=column < n)
 
 
-def peak_tile(q: Kind, rows: int, run: int, tma: bool = False) -> Tile:
+def peak_tile(q: TensorSpec, rows: int, run: int, tma: bool = False) -> Tile:
     """The configuration used unless the caller names one."""
     row_bytes = operand_bytes(q.dtype, padded_dim(q.shape[3]))
     if q.itemsize == 4:
@@ -255,8 +253,8 @@ def sampled_peak_scores(
     No host synchronisation. `tma` asks for the gathered keys to be read through a descriptor, or
     forbids it (None: what is faster); it and `tile` tune speed only.
     """
-    call = _prepared(
-        kind(q), kind(k), q_block, k_block, scale, q_positions.shape, k_positions.shape,
+    call = _prepare(
+        spec_of(q), spec_of(k), q_block, k_block, scale, q_positions.shape, k_positions.shape,
         key_length is not None, normalised, tile, tma,
     )  # fmt: skip
     device = q.device
@@ -264,7 +262,7 @@ def sampled_peak_scores(
     packed = torch.empty(*call.packed, dtype=k.dtype, device=device)
     scratch = torch.empty(call.scratch, dtype=torch.float32, device=device)
     q_positions, k_positions = q_positions.contiguous(), k_positions.contiguous()
-    matrix = None if call.matrix is None else call.matrix.of(packed)
+    matrix = None if call.matrix is None else call.matrix.bind(packed)
     by_head = out if len(call.parts) == 1 else out.flatten(0, 1)
     for (start, stop), gather, find, pool in call.parts:
         gather(k, k_positions, key_length, packed, scratch)
@@ -273,20 +271,20 @@ def sampled_peak_scores(
     return out
 
 
-class _Scratch(NamedTuple):
+class _PeakScratch(NamedTuple):
     """Where in one tensor the kernels leave what they find for each other, per head of a launch:
     `bias` [columns], 0 for a sample and -inf for a filler; `sampled` [n], not 0 where a key block
-    has a sample; `peaks` [rows, parts], the unscaled maxima; `sums` [rows, tiles], the log2-sum-exp
+    has a sample; `peaks` [rows, parts], the unscaled maxima; `lse` [rows, tiles], the log2-sum-exp
     per key tile, where it is asked for."""
 
     bias: int
     sampled: int
     peaks: int
-    sums: int
+    lse: int
     end: int
 
     @classmethod
-    def of(cls, *sizes: int) -> _Scratch:
+    def of(cls, *sizes: int) -> _PeakScratch:
         """One part behind the other, each beginning at a multiple of 64 bytes."""
         starts = [0]
         for size in sizes:
@@ -294,22 +292,22 @@ class _Scratch(NamedTuple):
         return cls(*starts)
 
 
-class _Prepared(NamedTuple):
+class _PeakLaunches(NamedTuple):
     """What of a call follows from its shapes. `parts`: heads from, to, and their launches."""
 
     shape: tuple[int, int, int, int]
     packed: tuple[int, int, int]
     scratch: int
-    matrix: Tiles | None
+    matrix: DescriptorTemplate | None
     parts: tuple[tuple[tuple[int, int], Launch, Launch, Launch], ...]
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(
-    q: Kind, k: Kind, q_block: int, k_block: int, scale: float, q_positions: tuple[int, ...],
-    k_positions: tuple[int, ...], has_length: bool, normalised: bool, tile: Tile | None,
-    tma: bool | None,
-) -> _Prepared:  # fmt: skip
+def _prepare(
+    q: TensorSpec, k: TensorSpec, q_block: int, k_block: int, scale: float,
+    q_positions: tuple[int, ...], k_positions: tuple[int, ...], has_length: bool,
+    normalised: bool, tile: Tile | None, tma: bool | None,
+) -> _PeakLaunches:  # fmt: skip
     check_queries_keys(q, k)
     batch, heads, q_len, dim = q.shape
     kv_group, k_len = heads // k.shape[1], k.shape[2]
@@ -332,9 +330,9 @@ def _prepared(
 
     bytes_each = rows * (parts + (tiles if normalised else 0)) * 4
     bytes_each += columns * (d_pad * q.itemsize + 4)
-    launches = groups_of(batch * heads, bytes_each)
+    launches = head_ranges(batch * heads, bytes_each)
     slots = launches[0][1] - launches[0][0]
-    at = _Scratch.of(
+    at = _PeakScratch.of(
         slots * columns, slots * n, slots * rows * parts, slots * rows * tiles if normalised else 0
     )
     row_tiles = cdiv(rows, tile.rows)
@@ -379,18 +377,18 @@ def _prepared(
         )  # fmt: skip
         gather = Launch(_gather_keys_kernel, (parts, size), numbers, to_gather)
         numbers = (
-            at.bias, at.peaks, at.sums, start, heads, rows, q_positions[1], m, columns, parts,
+            at.bias, at.peaks, at.lse, start, heads, rows, q_positions[1], m, columns, parts,
             tiles, per_split, scale_log2, *q.stride[:3],
         )  # fmt: skip
         grid = (row_tiles, cdiv(tiles, per_split), size)
         find = Launch(_peak_kernel, grid, numbers, to_find)
-        numbers = (at.sampled, at.peaks, at.sums, rows, parts, tiles, m, n, scale_log2)
+        numbers = (at.sampled, at.peaks, at.lse, rows, parts, tiles, m, n, scale_log2)
         pool = Launch(_pool_peaks_kernel, (m, size), numbers, to_pool)
         found.append(((start, stop), gather, find, pool))
     matrix = None
     if tma:
-        matrix = Tiles((slots * columns, d_pad), d_pad, (tile.keys, d_pad), k.dtype)
-    return _Prepared(
+        matrix = DescriptorTemplate((slots * columns, d_pad), d_pad, (tile.keys, d_pad), k.dtype)
+    return _PeakLaunches(
         (batch, heads, m, n),
         (slots, columns, d_pad),
         at.end,

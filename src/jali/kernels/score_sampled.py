@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Kind, Launch, kind
-from .row_views import Tiles, row_view, use_descriptors
+from .descriptor import DescriptorTemplate, matrix_view, use_descriptors
+from .launch import Launch, TensorSpec, spec_of
 from .score_mass import mass_launch
 from .score_tiles import (
     Tile,
@@ -25,7 +25,7 @@ from .score_tiles import (
     check_queries_keys,
     even_splits,
     fit,
-    groups_of,
+    head_ranges,
     operand_bytes,
     padded_dim,
     positive_scale,
@@ -58,7 +58,7 @@ def _log_sums(logits, scale, GROUPS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.
 def _sampled_lse_kernel(
     q,
     k,
-    k_matrix,  # descriptor of all keys, see RowView, or unused
+    k_matrix,  # descriptor of all keys, see MatrixView, or unused
     positions,  # int [rows]: the token every sample row reads
     key_length,  # int32 [B] or unused
     lse,  # fp32 [heads of this launch, rows, parts]
@@ -141,7 +141,7 @@ def _sampled_lse_kernel(
         tl.store(lse_rows + part[None, :], value, mask=mask)
 
 
-def sampled_tile(q: Kind, rows: int, tma: bool = False) -> Tile:
+def sampled_tile(q: TensorSpec, rows: int, tma: bool = False) -> Tile:
     """The configuration used unless the caller names one."""
     row_bytes = operand_bytes(q.dtype, padded_dim(q.shape[3]))
     if q.itemsize == 4:
@@ -178,13 +178,13 @@ def sampled_scores(
     for keys to be read through a descriptor where strides allow, or forbids it (None: what is
     faster); it and `tile` tune speed only.
     """
-    call = _prepared(
-        kind(q), kind(k), q_block, k_block, scale, positions.shape, key_length is not None, tile,
-        tma,
+    call = _prepare(
+        spec_of(q), spec_of(k), q_block, k_block, scale, positions.shape, key_length is not None,
+        tile, tma,
     )  # fmt: skip
     out = torch.empty(*call.shape, dtype=torch.float32, device=q.device)
     lse = torch.empty(*call.scratch, dtype=torch.float32, device=q.device)
-    matrix = None if call.keys is None else call.keys.of(k)
+    matrix = None if call.keys is None else call.keys.bind(k)
     flat = positions.contiguous()
     if len(call.parts) == 1:
         score, pool = call.parts[0][1:]
@@ -198,20 +198,20 @@ def sampled_scores(
     return out
 
 
-class _Prepared(NamedTuple):
+class _SampledLaunches(NamedTuple):
     """What of a call follows from its shapes. `parts`: heads from, to, and their two launches."""
 
     shape: tuple[int, int, int, int]
     scratch: tuple[int, int, int]
-    keys: Tiles | None
+    keys: DescriptorTemplate | None
     parts: tuple[tuple[tuple[int, int], Launch, Launch], ...]
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(
-    q: Kind, k: Kind, q_block: int, k_block: int, scale: float, positions: tuple[int, ...],
-    has_length: bool, tile: Tile | None, tma: bool | None,
-) -> _Prepared:  # fmt: skip
+def _prepare(
+    q: TensorSpec, k: TensorSpec, q_block: int, k_block: int, scale: float,
+    positions: tuple[int, ...], has_length: bool, tile: Tile | None, tma: bool | None,
+) -> _SampledLaunches:  # fmt: skip
     check_queries_keys(q, k)
     batch, heads, q_len, dim = q.shape
     kv_heads, k_len = k.shape[1], k.shape[2]
@@ -220,7 +220,7 @@ def _prepared(
         raise ValueError(f"positions must be [{m}, P], got {tuple(positions)}")
     per_block = positions[1]
     rows = m * per_block
-    view = row_view(k) if use_descriptors(q.device, tma) and padded_dim(dim) == dim else None
+    view = matrix_view(k) if use_descriptors(q.device, tma) and padded_dim(dim) == dim else None
     tile = tile or sampled_tile(q, rows, tma=view is not None)
     scale_log2 = positive_scale(scale)
 
@@ -231,7 +231,7 @@ def _prepared(
     groups = tile.keys // part
     tiles = cdiv(parts, groups)
 
-    launches = groups_of(batch * heads, rows * parts * 4)
+    launches = head_ranges(batch * heads, rows * parts * 4)
     slots = launches[0][1] - launches[0][0]
     row_tiles = cdiv(rows, tile.rows)
     per_split = even_splits(tiles, row_tiles * slots, 2 * processors(q.device))
@@ -258,5 +258,5 @@ def _prepared(
         pool = mass_launch(stop - start, rows, m, n, per_block, parts_per_block)
         score = Launch(_sampled_lse_kernel, grid, numbers, constants)
         found.append(((start, stop), score, pool))
-    keys = None if view is None else view.tiles(tile.keys, dim, k.dtype)
-    return _Prepared((batch, heads, m, n), (slots, rows, parts), keys, tuple(found))
+    keys = None if view is None else view.template(tile.keys, dim, k.dtype)
+    return _SampledLaunches((batch, heads, m, n), (slots, rows, parts), keys, tuple(found))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .launch import Kind
+from .launch import TensorSpec
 
 LOG2E = 1.4426950408889634
 # Largest scratch one launch may own; more heads than fit are scored in several launches.
@@ -125,7 +125,7 @@ def positive_scale(scale: float) -> float:
     return scale * LOG2E
 
 
-def check_queries_keys(q: Kind, k: Kind) -> None:
+def check_queries_keys(q: TensorSpec, k: TensorSpec) -> None:
     """Raise unless q [B,H,Sq,D] and k [B,Hkv,Sk,D] can be scored against each other."""
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise ValueError(f"need q and k of rank 4, got {tuple(q.shape)} and {tuple(k.shape)}")
@@ -139,7 +139,7 @@ def check_queries_keys(q: Kind, k: Kind) -> None:
         raise ValueError("q and k must hold at least one token")
 
 
-def groups_of(total: int, bytes_each: int) -> list[tuple[int, int]]:
+def head_ranges(total: int, bytes_each: int) -> list[tuple[int, int]]:
     """Cut `total` heads into even half-open ranges whose scratch stays within SCRATCH_BYTES."""
     per_launch = max(1, min(total, SCRATCH_BYTES // max(1, bytes_each)))
     launches = cdiv(total, per_launch)

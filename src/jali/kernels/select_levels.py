@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jali.kernels.lists import Form, Stack
+from jali.kernels.lists import StackedLists, StackedListsSpec
 
 from .launch import Launch
 from .score_tiles import power_of_two
@@ -97,7 +97,7 @@ def list_levels(
     *,
     warps: int | None = None,
     early_exit: bool = True,
-) -> Stack:
+) -> StackedLists:
     """Blocks by level: the lists of those read at each of `list_ratios`. Widths are N; a count may
     be 0.
 
@@ -109,16 +109,16 @@ def list_levels(
     contiguous. `warps` and `early_exit` (leave each bisection once it has found its count) tune
     speed only.
     """
-    form, launch = _levels_launch(
+    spec, launch = _levels_launch(
         scores.shape, ends.shape, ratios, list_ratios, forced is not None, full_rows is not None,
         cap is not None, warps, early_exit,
     )  # fmt: skip
-    shape, device = form.shape, scores.device
+    shape, device = spec.shape, scores.device
     counts = torch.empty(*shape[:4], dtype=torch.int32, device=device)
     indices = torch.empty(*shape, dtype=torch.int32, device=device)
     rows_cap = None if cap is None else cap.contiguous()
     launch(scores, ends, forced, full_rows, rows_cap, counts, indices)
-    return Stack(form, counts, indices)
+    return StackedLists(spec, counts, indices)
 
 
 @functools.lru_cache(maxsize=256)
@@ -126,7 +126,7 @@ def _levels_launch(
     shape: tuple[int, ...], ends: tuple[int, ...], ratios: tuple[int, ...],
     listed: tuple[int, ...], has_forced: bool, has_full: bool, has_cap: bool, warps: int | None,
     early_exit: bool,
-) -> tuple[Form, Launch]:  # fmt: skip
+) -> tuple[StackedListsSpec, Launch]:  # fmt: skip
     """What the lists are but for their numbers, and what writes them."""
     batch, heads, m, n = shape
     if n > 4096 or not 1 <= len(ratios) <= 7 or ends[-1] != len(ratios):
@@ -146,7 +146,7 @@ def _levels_launch(
     }
     numbers = (m, n, 0 if len(ends) == 1 else len(ratios))
     launch = Launch(_list_levels_kernel, (m, batch * heads), numbers, constants)
-    return Form(listed, (len(listed), *shape)), launch
+    return StackedListsSpec(listed, (len(listed), *shape)), launch
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jali.kernels.lists import Form, Stack
+from jali.kernels.lists import StackedLists, StackedListsSpec
 
 from .launch import Launch
 from .score_tiles import power_of_two
@@ -172,7 +172,7 @@ def packed_ratios(ratios: Sequence[int]) -> int:
     return sum(ratio << (8 * i) for i, ratio in enumerate(ratios))
 
 
-def level_lists(levels: Tensor, ratios: Sequence[int], *, warps: int | None = None) -> Stack:
+def level_lists(levels: Tensor, ratios: Sequence[int], *, warps: int | None = None) -> StackedLists:
     """The blocks read at each of `ratios` (1 to 7, all above 0), ascending, in one launch.
 
     levels uint8 [B,H,M,N] -> per ratio counts int32 [B,H,M] and indices int32 [B,H,M,N]; entries
@@ -183,7 +183,7 @@ def level_lists(levels: Tensor, ratios: Sequence[int], *, warps: int | None = No
     counts = torch.empty(*shape[:4], dtype=torch.int32, device=levels.device)
     indices = torch.empty(*shape, dtype=torch.int32, device=levels.device)
     launch(levels.contiguous(), counts, indices)
-    return Stack(Form(tuple(ratios), shape), counts, indices)
+    return StackedLists(StackedListsSpec(tuple(ratios), shape), counts, indices)
 
 
 @functools.lru_cache(maxsize=256)

@@ -37,8 +37,8 @@ def plan_of(packed: Tensor, layout: BlockLayout) -> BlockPlan:
         from jali import kernels
 
         if kernels.available(packed.device):
-            from jali.kernels.bits import bit_lists
+            from jali.kernels.select_bitmask import bitmask_lists
 
-            counts, indices = bit_lists(packed[None], layout.N)
+            counts, indices = bitmask_lists(packed[None], layout.N)
             return BlockPlan(layout, (1,), given={1: BlockList(counts, indices)})
     return BlockPlan(layout, (1,), map=unpack(packed, layout.N)[None].contiguous())

@@ -12,7 +12,7 @@ import torch
 from jali.methods.method import Method, Query
 from jali.planning.budget import blocks_for, check_share
 from jali.planning.plan import BlockPlan
-from jali.planning.scoring import block_means, mean_scores, wide
+from jali.planning.scoring import at_least_fp32, block_means, mean_scores
 from jali.planning.selection import keep_top
 from jali.tokens.grid import Box, TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
@@ -97,7 +97,7 @@ class RfV2(Method):
         q_mean = block_means(query.q, layout.blocks.q).to(dtype)
         k_mean = block_means(query.k, layout.blocks.k).to(dtype)
         # (The product itself accumulates in fp32 everywhere, and some CPUs have no other.)
-        products = (wide(q_mean) @ wide(k_mean).transpose(-1, -2)).to(dtype)
+        products = (at_least_fp32(q_mean) @ at_least_fp32(k_mean).transpose(-1, -2)).to(dtype)
         scores = (products * query.scale).softmax(-1)
         keep = max(1, math.ceil(layout.N * (1 - self.sparsity)))
         threshold = scores.topk(keep, dim=-1).values[..., -1:]

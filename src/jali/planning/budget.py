@@ -68,8 +68,8 @@ def blocks_by_entropy(
     scores: Tensor, budget: Budget, sharpness: float = 1.0, rows: Tensor | None = None
 ) -> Tensor:
     """Key blocks for each head, more where attention is spread. [B, H, M, N] -> int [B, H]."""
-    fused = scores.dtype == torch.float32 and scores.shape[1] <= 128
-    if fused and kernels.available(scores.device):
+    by_kernel = scores.dtype == torch.float32 and scores.shape[1] <= 128
+    if by_kernel and kernels.available(scores.device):
         return kernels.load("selection").entropy_budgets(
             scores, budget.mean, budget.least, budget.ceiling, sharpness, rows
         )
@@ -109,11 +109,11 @@ def share_blocks(entropy: Tensor, budget: Budget, blocks: int, sharpness: float 
     weight = (entropy / entropy.amax(-1, keepdim=True)).pow(sharpness).clamp_min(1e-100)
     exact = shares_by_weight(weight, mean, floor, ceiling) * blocks
     whole = (exact + 1e-6).floor().clamp(1, blocks)
-    spare = total - whole.sum(-1, keepdim=True)
+    left_over = total - whole.sum(-1, keepdim=True)
     order = torch.where(whole < blocks, exact - whole, -torch.inf).argsort(
         dim=-1, descending=True, stable=True
     )
     rank = torch.empty_like(order).scatter_(
         -1, order, torch.arange(heads, device=order.device).expand_as(order)
     )
-    return (whole + (rank < spare)).long()
+    return (whole + (rank < left_over)).long()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jali import kernels
-from jali.kernels.lists import BlockList, Lists, Stack
+from jali.kernels.lists import BlockList, Lists, StackedLists
 from jali.tokens.layout import BlockLayout, Blocks
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class BlockPlan:
     def tally(self) -> Tensor:
         """How many blocks are read at each ratio, per head, on the device. int64 [R, B|1, H|1]."""
         lists = vars(self).get("_listed") if self.given is None else self.given
-        if type(lists) is Stack and lists.form.ratios == self.ratios:
+        if type(lists) is StackedLists and lists.spec.ratios == self.ratios:
             return lists.counts.sum(-1)
         if lists is None:
             counts = [(self.levels == ratio).sum((-2, -1)) for ratio in self.ratios]

@@ -1,7 +1,7 @@
 """How important a key block is to a query block, by four published estimates.
 
 All scores are fp32 (fp64 for fp64 input), [B, H, M, N], over real keys only. Work goes in chunks:
-nothing of size S × S, nor of size samples × S, is ever held at once. On a GPU the fused kernels
+nothing of size S × S, nor of size samples × S, is ever held at once. On a GPU the Triton kernels
 take over; the code here is what they are measured against.
 """
 
@@ -22,13 +22,15 @@ from jali.tokens.padding import KeyPadding
 CHUNK_BYTES = 4 * 2**20
 
 
-def wide(x: Tensor) -> Tensor:
+def at_least_fp32(x: Tensor) -> Tensor:
     """At least fp32: rounding in scores would turn into ties."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def fused(q: Tensor, k: Tensor, scale: float, padding: KeyPadding | None, causal: bool) -> bool:
-    """Whether the Triton kernels can do this."""
+def use_kernels(
+    q: Tensor, k: Tensor, scale: float, padding: KeyPadding | None, causal: bool
+) -> bool:
+    """Whether the Triton kernels can score this."""
     if not kernels.available(q.device) or q.dtype == torch.float64 or causal or scale <= 0:
         return False
     if padding is not None and padding.mask is not None:
@@ -65,16 +67,16 @@ def sampled_scores(
 
     positions int64 [M, P]. Every row sums to 1 (to 0 where no key is real).
     """
-    if fused(q, k, scale, padding, causal):
+    if use_kernels(q, k, scale, padding, causal):
         q_block, k_block = layout.blocks.q, layout.blocks.k
         return kernels.load("scores").sampled_scores(
             q, k, q_block, k_block, scale, positions, _length(padding)
         )
     B, H, _, _ = q.shape
     M, P = positions.shape
-    samples = wide(q[:, :, positions.flatten()]) * scale
+    samples = at_least_fp32(q[:, :, positions.flatten()]) * scale
     hidden = None if padding is None else ~padding.valid(layout.k.tokens)[:, None, None]
-    keys = wide(k)
+    keys = at_least_fp32(k)
     key = torch.arange(layout.k.tokens, device=q.device)
     out = samples.new_empty(B, H, M, layout.N)
     for rows in _chunks(M, B * H * P * layout.k.tokens * samples.element_size()):
@@ -93,7 +95,7 @@ def sampled_scores(
 
 def block_means(x: Tensor, block: int, valid: Tensor | None = None) -> Tensor:
     """Mean over the real tokens of each block. [B, H, S, D] -> [B, H, blocks, D]."""
-    x = wide(x)
+    x = at_least_fp32(x)
     if valid is not None:
         x = x.masked_fill(~valid[:, None, :, None], 0)
     S = x.shape[2]
@@ -113,7 +115,7 @@ def mean_scores(
     q: Tensor, k: Tensor, layout: BlockLayout, scale: float, padding: KeyPadding | None = None
 ) -> Tensor:
     """Scaled products of block means: rf_v2's representative tokens. −inf for padded blocks."""
-    if fused(q, k, scale, padding, causal=False):
+    if use_kernels(q, k, scale, padding, causal=False):
         length = _length(padding)
         q_mean, k_mean = kernels.load("scores").block_mean_pair(
             q, k, layout.blocks.q, layout.blocks.k, length
@@ -145,7 +147,7 @@ def antidiagonal_scores(
     A short last query group repeats its last token. A key group with missing keys is averaged
     over its real ones and weighs by their number; `drop_tail` ignores the last group instead.
     """
-    if fused(q, k, scale, padding, causal) and not drop_tail:
+    if use_kernels(q, k, scale, padding, causal) and not drop_tail:
         q_block, k_block = layout.blocks.q, layout.blocks.k
         return kernels.load("scores").antidiagonal_scores(
             q, k, q_block, k_block, scale, stride, key_length=_length(padding)
@@ -171,7 +173,9 @@ def _antidiagonal_scores(
     B, H, Sq, _ = q.shape
     token = torch.arange(0, -(-Sq // g) * g, device=q.device).clamp_max(Sq - 1)
     backwards = token.unflatten(0, (-1, g)).flip(1).flatten()
-    queries = wide(q.index_select(2, backwards)).unflatten(2, (-1, g)).flatten(3)  # [B, H, Gq, g·D]
+    queries = (
+        at_least_fp32(q.index_select(2, backwards)).unflatten(2, (-1, g)).flatten(3)
+    )  # [B, H, Gq, g·D]
     queries *= scale / g  # a fresh copy; products are means over g pairs
     keys, weight = _key_groups(k, g, padding, drop_tail)
     groups = -(-layout.blocks.q // g)
@@ -216,7 +220,7 @@ def peak_scores(
     over the sampled keys; without it each row is only divided by its own peak, so that diffuse
     rows count as much as peaked ones (the surrogate of the original PSA).
     """
-    if fused(q, k, scale, padding, causal=False):
+    if use_kernels(q, k, scale, padding, causal=False):
         return kernels.load("scores").sampled_peak_scores(
             q,
             k,
@@ -247,8 +251,8 @@ def _peak_scores(
 ) -> Tensor:
     B, H, _, _ = q.shape
     (M, P), (N, Q) = q_positions.shape, k_positions.shape
-    queries = wide(q.index_select(2, q_positions.flatten())).mul_(scale)
-    keys = wide(k.index_select(2, k_positions.clamp_min(0).flatten()))
+    queries = at_least_fp32(q.index_select(2, q_positions.flatten())).mul_(scale)
+    keys = at_least_fp32(k.index_select(2, k_positions.clamp_min(0).flatten()))
     hidden = (k_positions < 0).flatten()[None]
     if padding is not None:
         hidden = hidden | ~padding.valid(layout.k.tokens)[:, k_positions.clamp_min(0).flatten()]
@@ -268,7 +272,7 @@ def key_similarity(k: Tensor, layout: BlockLayout, ratio: int) -> Tensor:
 
     Only whole groups count; a block without one is −1, "not alike".
     """
-    keys = wide(k)
+    keys = at_least_fp32(k)
     groups = keys.shape[2] // ratio
     pairs = keys[:, :, : groups * ratio].unflatten(2, (groups, ratio))
     cosine = torch.cosine_similarity(pairs[..., 0, :], pairs[..., -1, :], dim=-1, eps=1e-6)
@@ -286,7 +290,7 @@ def _key_groups(
     group's share of real keys, broadcastable over [B, H, Gq, G]; None where all are real."""
     Sk = k.shape[2]
     whole = Sk // g if drop_tail and Sk >= g else -(-Sk // g)
-    keys = wide(k)[:, :, : whole * g]
+    keys = at_least_fp32(k)[:, :, : whole * g]
     missing = whole * g - keys.shape[2]
     if padding is None and not missing:
         return keys.unflatten(2, (whole, g)).flatten(3), None

@@ -40,8 +40,8 @@ def keep_top(
     (bool [M, N]) count inside it and displace the weakest; where they are more than `keep`, the
     row reads them all. `full_rows` (bool [M]) read everything. A causal plan reads nothing ahead.
     """
-    if _fused(scores) and not causal:
-        return _keep_top_fused(scores, keep, layout, forced, full_rows)
+    if _use_kernels(scores) and not causal:
+        return _keep_top_by_kernel(scores, keep, layout, forced, full_rows)
     if isinstance(keep, Tensor) and keep.dim() == 2:
         keep = keep[..., None, None]
     if causal:
@@ -55,14 +55,14 @@ def keep_top(
     return BlockPlan(layout, (1,), map=kept.to(torch.uint8), causal=causal)
 
 
-def _fused(scores: Tensor) -> bool:
+def _use_kernels(scores: Tensor) -> bool:
     """Whether the Triton kernels can do this: they rank rows of up to 4,096 blocks."""
     if scores.dtype != torch.float32 or scores.shape[-1] > 4096:
         return False
     return kernels.available(scores.device)
 
 
-def _keep_top_fused(
+def _keep_top_by_kernel(
     scores: Tensor,
     keep: Tensor | int,
     layout: BlockLayout,
@@ -97,7 +97,7 @@ def count_to_reach(scores: Tensor, share: float, forced: Tensor | None = None) -
 
     Forced blocks come first, and their mass counts. Scores are masses: 0..1.
     """
-    if _fused(scores):
+    if _use_kernels(scores):
         bound = _on_device((share,), scores.device)
         ends = kernels.load("selection").cumulative_ends(
             scores, bound, crossing=False, forced=forced
@@ -129,7 +129,7 @@ def keep_pyramid(
     everything, and no row reads nothing.
     """
     least = None if floor is None else min(layout.N, int(floor * layout.N) + 1)
-    if _fused(scores):
+    if _use_kernels(scores):
         selection = kernels.load("selection")
         if least is None:
             ends = quantile_ends(layout.N, bounds, scores.device)

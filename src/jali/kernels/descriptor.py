@@ -1,4 +1,4 @@
-"""q, k and v as plain matrices, which the copy engine of newer GPUs reads a tile at a time."""
+"""Tensor descriptors: q, k and v as plain matrices, read a tile at a time by newer GPUs (TMA)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .launch import Kind, capability
+from .launch import TensorSpec, capability
 
 
 @dataclass(frozen=True, slots=True)
-class RowView:
+class MatrixView:
     """x [B,H,S,D] as one matrix whose row holds `group` consecutive tokens of every head.
 
     Token s of head h, batch b begins at row b*row_b + h*row_h + s//group, column h*col_h +
@@ -31,14 +31,14 @@ class RowView:
         """What a kernel needs to find a head: row_b, row_h, col_h."""
         return self.row_b, self.row_h, self.col_h
 
-    def tiles(self, rows: int, columns: int, dtype: torch.dtype) -> Tiles:
-        """What reads `rows` x `columns` of the matrix at a time, zeros beyond its edge."""
-        return Tiles(self.shape, self.stride, (rows, columns), dtype)
+    def template(self, rows: int, columns: int, dtype: torch.dtype) -> DescriptorTemplate:
+        """Descriptors of tiles of `rows` x `columns`, which read zeros beyond the edge."""
+        return DescriptorTemplate(self.shape, self.stride, (rows, columns), dtype)
 
 
-class Tiles:
-    """A matrix read a tile at a time: a descriptor but for its tensor. Triton checks it once; that
-    tensors are aligned is part of their having a view at all."""
+class DescriptorTemplate:
+    """Makes descriptors of one shape, stride and tile: `bind` only sets the tensor. Triton's checks
+    run once, here; that a tensor is aligned is checked with its `matrix_view`."""
 
     __slots__ = ("facts",)
 
@@ -48,13 +48,13 @@ class Tiles:
         example = torch.empty(16, dtype=dtype)
         self.facts = vars(TensorDescriptor(example, list(shape), [stride, 1], list(tile)))
 
-    def of(self, x: Tensor) -> TensorDescriptor:
+    def bind(self, x: Tensor) -> TensorDescriptor:
         made = TensorDescriptor.__new__(TensorDescriptor)
         made.__dict__.update(self.facts, base=x)
         return made
 
 
-def row_view(x: Kind, group: int = 1) -> RowView | None:
+def matrix_view(x: TensorSpec, group: int = 1) -> MatrixView | None:
     """The view, or None where length, strides or alignment forbid a descriptor."""
     batch, heads, length, dim = x.shape
     sb, sh, ss, sd = x.stride
@@ -77,7 +77,7 @@ def row_view(x: Kind, group: int = 1) -> RowView | None:
     columns = (group - 1) * ss + (heads - 1) * col_h + dim
     if rows >= 2**31 or pitch >= 2**31:
         return None
-    return RowView((rows, columns), pitch, row_b, row_h, col_h, ss)
+    return MatrixView((rows, columns), pitch, row_b, row_h, col_h, ss)
 
 
 def use_descriptors(device: torch.device, wish: bool | None) -> bool:

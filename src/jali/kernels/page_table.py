@@ -1,7 +1,7 @@
-"""Packs the pooled blocks of all levels into key tiles, one list of granules per query block.
+"""Packs the pooled blocks of all levels into key tiles, one list of pages per query block.
 
-A granule is the longest run of rows that every pooled block is a whole number of. A key tile of
-the attention kernel gathers as many granules as it holds, so pooled blocks of 4 to 64 rows all
+A page is the longest run of rows that every pooled block is a whole number of. A key tile of
+the attention kernel gathers as many pages as it holds, so pooled blocks of 4 to 64 rows all
 fill whole tensor-core tiles. Whole tiles of one level come first: their rows all stand for the
 same number of keys. What is left of each level, and the block that straddles the end of the keys,
 go into a few mixed tiles behind them.
@@ -18,16 +18,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jali.kernels.lists import Lists, Stack
+from jali.kernels.lists import Lists, StackedLists
 
 from .launch import Launch
-from .places import NO_NUMBERS, Place, listed, places
+from .list_view import NO_LIST, ListView, list_views, lists_spec
 from .pooling import RATIOS, SECTION_ROWS, Pyramid, Sections
 from .score_tiles import cdiv
 
 
 @dataclass(frozen=True, slots=True)
-class Granules:
+class Pages:
     """`table` int32 [B', H', M, 4 + W]: `ends`, then `ids`. B' and H' are 1 where all lists have 1
     there.
     """
@@ -38,18 +38,18 @@ class Granules:
     @property
     def ends(self) -> Tensor:
         """The tile behind the last one of ratio 2, 4, 8, and of the mixed tiles, which the empty
-        granule fills up."""
+        page fills up."""
         return self.table[..., :4]
 
     @property
     def ids(self) -> Tensor:
-        """The granules of each query block's tiles, tile after tile. Granule g is rows g*size ..
+        """The pages of each query block's tiles, tile after tile. Granule g is rows g*size ..
         g*size + size - 1 of the Pyramid."""
         return self.table[..., 4:]
 
 
-def granule_size(k_block: int, ratios: Mapping[int, object]) -> int:
-    """Rows per granule: the largest power of two that divides every pooled block of the plan."""
+def page_size(k_block: int, ratios: Mapping[int, object]) -> int:
+    """Rows per page: the largest power of two that divides every pooled block of the plan."""
     run = k_block // max(ratios)
     return min(run & -run, SECTION_ROWS)
 
@@ -67,7 +67,7 @@ def count_below(index, count, limit, BLOCK: tl.constexpr):
 
 @triton.jit
 def _measure(COUNT, INDEX, whole, partial, PER_BLOCK: tl.constexpr, BLOCK: tl.constexpr):
-    """Granules in blocks whose keys are all real, and in those with any real key."""
+    """Pages in blocks whose keys are all real, and in those with any real key."""
     count = tl.load(COUNT)
     full = count_below(INDEX, count, whole, BLOCK)
     straddling = tl.load(INDEX + full, mask=full < count, other=-1) == whole
@@ -78,19 +78,19 @@ def _measure(COUNT, INDEX, whole, partial, PER_BLOCK: tl.constexpr, BLOCK: tl.co
 @triton.jit
 def _append(IDS, INDEX, total, at, split, mixed_at, start, limit, empty,
             PER_BLOCK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Write one level's granules, the first `split` of them from `at` on, the rest at `mixed_at`.
+    """Write one level's pages, the first `split` of them from `at` on, the rest at `mixed_at`.
 
-    A block may stick out of its section of `limit` granules, where nothing is real: the empty
-    granule stands in. Returns the next free place among the mixed ones.
+    A block may stick out of its section of `limit` pages, where nothing is real: the empty
+    page stands in. Returns the next free place among the mixed ones.
     """
     for first in tl.range(0, total, BLOCK):
         entry = first + tl.arange(0, BLOCK)
         ok = entry < total
         block = tl.load(INDEX + entry // PER_BLOCK, mask=ok, other=0)
-        granule = block * PER_BLOCK + entry % PER_BLOCK
-        granule = tl.where(granule < limit, start + granule, empty)
+        page = block * PER_BLOCK + entry % PER_BLOCK
+        page = tl.where(page < limit, start + page, empty)
         place = tl.where(entry < split, at + entry, mixed_at + entry - split)
-        tl.store(IDS + place, granule, mask=ok)
+        tl.store(IDS + place, page, mask=ok)
     return mixed_at + total - split
 
 
@@ -104,7 +104,7 @@ def _pack_kernel(
     K_BLOCK: tl.constexpr, PER2: tl.constexpr, PER4: tl.constexpr, PER8: tl.constexpr,
     PER_TILE: tl.constexpr, HAS_LENGTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program writes the granules of one query block."""
+    """One program writes the pages of one query block."""
     m = tl.program_id(0)
     h = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
@@ -157,24 +157,24 @@ def _pack_kernel(
     tl.store(ends + 3, end)
 
 
-def pack_granules(
+def pack_pages(
     lists: Lists,
     pyramid: Pyramid,
     k_block: int,
     tile: int,
     seq: int,
     key_length: Tensor | None = None,
-) -> Granules:
+) -> Pages:
     """Pack the lists of the pooled ratios in `pyramid` for key tiles of `tile` rows.
 
     `seq`, `key_length`: how many keys there are. Blocks without a real key are left out.
     The width of `ids` is the most the lists can hold, so nothing is read back from the device.
     """
-    of = places(listed(lists))
+    of = list_views(lists_spec(lists))
     pooled = tuple((ratio, of[ratio]) for ratio in sorted(pyramid.starts))
     lengths = None if key_length is None else key_length.shape[0]
     packed = packing(pooled, pyramid.sections, k_block, tile, seq, lengths)
-    return Granules(packed(lists, key_length), packed.size)
+    return Pages(packed(lists, key_length), packed.size)
 
 
 class Packing(NamedTuple):
@@ -186,8 +186,8 @@ class Packing(NamedTuple):
     launch: Launch
 
     def __call__(self, lists: Lists, key_length: Tensor | None) -> Tensor:
-        """A Granules' `table`."""
-        if type(lists) is Stack:
+        """A Pages' `table`."""
+        if type(lists) is StackedLists:
             at2 = at4 = at8 = lists.counts, lists.indices
         else:
             anywhere = lists[self.ratios[0]]  # stands in for a list that is not there
@@ -198,24 +198,24 @@ class Packing(NamedTuple):
 
 
 def packing(
-    lists: tuple[tuple[int, Place], ...], sections: Sections, k_block: int, tile: int, seq: int,
+    lists: tuple[tuple[int, ListView], ...], sections: Sections, k_block: int, tile: int, seq: int,
     lengths: int | None,
 ) -> Packing:  # fmt: skip
     """`lists`: the pooled ones, in the order of the sections."""
     pooled, start_of = dict(lists), dict(sections.starts)
-    size = min(granule_size(k_block, pooled), tile)
+    size = min(page_size(k_block, pooled), tile)
     per_tile = tile // size
-    shapes = [place.shape for place in pooled.values()]
+    shapes = [view.shape for view in pooled.values()]
     batch, heads = max(b for b, _, _, _ in shapes), max(h for _, h, _, _ in shapes)
     rows = shapes[0][2]
     per_block = {ratio: k_block // (ratio * size) for ratio in pooled}
-    width = sum(place.shape[3] * per_block[ratio] for ratio, place in pooled.items())
+    width = sum(view.shape[3] * per_block[ratio] for ratio, view in pooled.items())
     width = max(cdiv(width, per_tile) * per_tile, per_tile)
     if lengths is not None:
         batch = max(batch, lengths)
     numbers: list[int] = []
     for ratio in RATIOS:
-        numbers += pooled[ratio].numbers if ratio in pooled else NO_NUMBERS
+        numbers += pooled[ratio].numbers if ratio in pooled else NO_LIST
     numbers += [start_of[ratio] // size if ratio in pooled else 0 for ratio in RATIOS]
     numbers += [sections.tokens // ratio // size if ratio in pooled else 0 for ratio in RATIOS]
     numbers += [sections.empty_row // size, width, seq]

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from jali.kernels.bits import bit_lists
+from jali.kernels.select_bitmask import bitmask_lists
 from jali.maskbook.bits import pack, unpack
 from jali.planning.plan import list_blocks
 
@@ -24,7 +24,7 @@ def test_bit_lists(blocks: int, share: float) -> None:
     g = torch.Generator().manual_seed(blocks)
     kept = (torch.rand(2, 2, 3, blocks, generator=g) < share).to(DEVICE)
     kept[0, 0, 0] = False  # a row of nothing must not spoil its neighbours
-    counts, indices = bit_lists(pack(kept), blocks)
+    counts, indices = bitmask_lists(pack(kept), blocks)
     # The same on the host: the reference must not be a kernel too.
     want = list_blocks(kept.to(torch.uint8).cpu(), (1,))[1]
     assert torch.equal(counts.cpu(), want.counts)
@@ -33,7 +33,7 @@ def test_bit_lists(blocks: int, share: float) -> None:
 
 def test_bits_behind_the_last_block_are_ignored() -> None:
     bits = torch.full((1, 1, 2, 2), 255, dtype=torch.uint8, device=DEVICE)
-    counts, indices = bit_lists(bits, 11)
+    counts, indices = bitmask_lists(bits, 11)
     assert counts.flatten().tolist() == [11, 11]
     assert indices[0, 0, 0].tolist() == list(range(11))
     assert unpack(bits, 11).shape[-1] == 11
@@ -41,19 +41,19 @@ def test_bits_behind_the_last_block_are_ignored() -> None:
 
 def test_refused() -> None:
     with pytest.raises(ValueError, match="rows of 2 bytes"):
-        bit_lists(torch.zeros(1, 1, 1, 3, dtype=torch.uint8), 9)
+        bitmask_lists(torch.zeros(1, 1, 1, 3, dtype=torch.uint8), 9)
     with pytest.raises(ValueError, match=r"int32"):
-        bit_lists(torch.zeros(1, 1, 1, 2, dtype=torch.int32), 9)
+        bitmask_lists(torch.zeros(1, 1, 1, 2, dtype=torch.int32), 9)
 
 
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from jali.kernels.bits import _bit_lists_kernel
+from jali.kernels.select_bitmask import _bitmask_lists_kernel
 from jali.kernels.select_lists import row_options
 for capability, blocks in ((80, 64), (90, 1024), (100, 1024)):
     types = {"bits": "*u8", "counts": "*i32", "indices": "*i32", "n": "i32", "row_bytes": "i32"}
-    source = ASTSource(_bit_lists_kernel, types, {"N_PAD": blocks})
+    source = ASTSource(_bitmask_lists_kernel, types, {"N_PAD": blocks})
     target = GPUTarget("cuda", capability, 32)
     made = compile(source, target=target, options=row_options(blocks, None))
     assert made.asm["cubin"]

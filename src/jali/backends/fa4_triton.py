@@ -26,7 +26,7 @@ def pooled(ratios: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ratio for ratio in ratios if ratio != 1)
 
 
-class Mixed(Backend):
+class Fa4Triton(Backend):
     """Pays off where much is read in full; the second kernel reads what the first wrote."""
 
     name: ClassVar[str] = "fa4+triton"
@@ -49,12 +49,20 @@ class Mixed(Backend):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
-        padding: KeyPadding | None = None, spare: Tensor | None = None,  # noqa: ARG002
+        padding: KeyPadding | None = None, out_buffer: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
         lists, blocks = plan.lists, plan.blocks
         full = fa4.sparse(q, k, v, lists[1], blocks, scale)
         found: tuple[Tensor, Tensor] = kernels.load("attention").block_sparse_attention(
-            q, k, v, lists, blocks.q, blocks.k, scale, ratios=pooled(plan.ratios), onto=full
+            q,
+            k,
+            v,
+            lists,
+            blocks.q,
+            blocks.k,
+            scale,
+            ratios=pooled(plan.ratios),
+            add_to=full,
         )
         return found

@@ -16,7 +16,7 @@ from .select_rank import running_count
 
 
 @triton.jit
-def _bit_lists_kernel(
+def _bitmask_lists_kernel(
     bits,  # uint8 [lines, row_bytes]
     counts,  # int32 [lines]
     indices,  # int32 [lines, n]
@@ -37,7 +37,7 @@ def _bit_lists_kernel(
     tl.store(indices + line * n + column, 0, mask=real & (column >= count))
 
 
-def bit_lists(bits: Tensor, blocks: int, *, warps: int | None = None) -> tuple[Tensor, Tensor]:
+def bitmask_lists(bits: Tensor, blocks: int, *, warps: int | None = None) -> tuple[Tensor, Tensor]:
     """The blocks whose bit is set, ascending, in one launch.
 
     bits uint8 [B,H,M,⌈N/8⌉], block j being bit j % 8 of byte j // 8 -> counts int32 [B,H,M] and
@@ -59,4 +59,4 @@ def bit_lists(bits: Tensor, blocks: int, *, warps: int | None = None) -> tuple[T
 def _launch(lines: int, blocks: int, row_bytes: int, warps: int | None) -> Launch:
     n_pad = power_of_two(blocks)
     constants = {"N_PAD": n_pad, **row_options(n_pad, warps)}
-    return Launch(_bit_lists_kernel, (lines,), (blocks, row_bytes), constants)
+    return Launch(_bitmask_lists_kernel, (lines,), (blocks, row_bytes), constants)
