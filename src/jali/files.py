@@ -49,18 +49,19 @@ def make_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def whole_file(path: Path, *, durable: bool = True, folder: Path | None = None) -> Iterator[Path]:
     """A new file beside `path` to write to. It takes `path`'s place when the block ends.
 
     Whatever goes wrong inside the block, the new file is gone and `path` is as it was. Only a
     process that is killed leaves the new file (`.NAME.….part`) behind. `durable` waits until the
-    bytes are on the disk, so that not even a power cut can leave half a file. Raises `WriteError`
-    for whatever the system refuses, inside the block too.
+    bytes are on the disk, so that not even a power cut can leave half a file. `folder`, on the same
+    disk, holds the new file instead. Raises `WriteError` for whatever the system refuses, inside
+    the block too.
 
     >>> with whole_file(Path("clip.mp4")) as temporary:  # doctest: +SKIP
     ...     encode(temporary)
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    temporary = (folder or path.parent) / f".{path.name}.{secrets.token_hex(4)}.part"
     try:
         temporary.touch(exist_ok=False)
         yield temporary

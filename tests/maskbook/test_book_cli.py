@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import tiny
 import typer
 from typer.testing import CliRunner, Result
 
+from jali import files
 from jali.cli import book as book_command
 from jali.cli import calibrate as calibrate_command
 from jali.maskbook import MaskBook
@@ -175,6 +177,16 @@ class TestCalibrate:
         done = run(*words, *more)
         assert done.exit_code == 2
         assert match in done.stderr
+
+    def test_two_at_once(self, words: list[Any], tmp_path: Path) -> None:
+        """The second one ends with one sentence, and disturbs nothing."""
+        folder = tmp_path / "b.safetensors.partial"
+        folder.mkdir()
+        with files.lock(folder / "lock", "held"):
+            done = run(*words, "--resume", "--json")
+            assert os.listdir(folder) == ["lock"]
+        assert done.exit_code == 1
+        assert done.stderr == f"jali: another calibration is writing to {folder}\n"
 
     def test_a_missing_file(self, words: list[Any], tmp_path: Path) -> None:
         done = run(*words, "--prompts", tmp_path / "none.txt")

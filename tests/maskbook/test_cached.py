@@ -330,9 +330,9 @@ class TestRefused:
 
     def test_damage_is_found_where_it_is_read(self, pipe: Any, path: Path, tmp_path: Path) -> None:
         book = MaskBook.open(path)
-        entry = book._container.entries[f"bits.{book.budgets.index(0.5)}"]
+        end = book.header.tensors()[f"bits.{book.budgets.index(0.5)}"]["data_offsets"][1]
         raw = bytearray(path.read_bytes())
-        raw[book._container.data_start + entry.end - 1] ^= 1
+        raw[len(raw) - sum(book.header.sizes().values()) + end - 1] ^= 1
         bad = tmp_path / "bad.safetensors"
         bad.write_bytes(raw)
         with (

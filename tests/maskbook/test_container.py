@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import zipfile
@@ -15,7 +16,8 @@ import pytest
 import torch
 
 from jali.maskbook import BookError, MaskBook
-from jali.maskbook.container import HEADER_LIMIT
+from jali.maskbook.container import HEADER_LIMIT, book_digest, checksum
+from jali.maskbook.header import read_header
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ class TestHostile:
             refused(tmp_path, good[:length], "short|bytes|header")
 
     def test_longer(self, tmp_path: Path, good: bytes) -> None:
-        refused(tmp_path, good + b"\0", "something was added")
+        refused(tmp_path, good + b"\0", "cut short or changed: .*not fully covered")
 
     def test_huge_header(self, tmp_path: Path, good: bytes) -> None:
         refused(tmp_path, (2**63).to_bytes(8, "little") + good[8:], f"at most {HEADER_LIMIT}")
@@ -107,19 +109,24 @@ class TestHostile:
     @pytest.mark.parametrize(
         ("key", "value", "match"),
         [
-            ("dtype", "F64", "dtype 'F64'"),
-            ("dtype", "I64", "a book holds"),
-            ("dtype", ["U8"], "dtype"),
-            ("shape", [2**61, 2**61], "needs|shape"),
-            ("shape", [-1, 4], "shape"),
-            ("shape", [1.5], "shape"),
-            ("shape", [True], "shape"),
-            ("shape", "12", "shape"),
-            ("shape", [1] * 9, "shape"),
-            ("data_offsets", [0], "offsets"),
-            ("data_offsets", [10, 5], "needs"),
-            ("data_offsets", [-8, 8], "offsets"),
-            ("data_offsets", [2**80, 2**80], "offsets"),
+            ("dtype", "F64", "changed"),
+            ("dtype", "I64", "changed"),
+            ("dtype", "I8", "'dtype': 'I8'.*not as its header says: .*'U8'"),
+            ("dtype", "X8", "changed"),
+            ("dtype", ["U8"], "changed"),
+            ("shape", [2**61, 2**61], "changed: .*overflow"),
+            ("shape", [-1, 4], "changed"),
+            ("shape", [1.5], "changed"),
+            ("shape", [True], "changed"),
+            ("shape", "12", "changed"),
+            ("shape", [1] * 9, "changed"),
+            ("shape", [336], "not as its header says"),
+            ("shape", [1, 4, 2, 1, 3, 7, 2], "not as its header says"),
+            ("data_offsets", [0], "changed"),
+            ("data_offsets", [10, 5], "changed"),
+            ("data_offsets", [-8, 8], "changed"),
+            ("data_offsets", [2**80, 2**80], "changed"),
+            ("more", 1, "not as its header says"),
         ],
     )
     def test_entries(self, tmp_path: Path, good: bytes, key: str, value: Any, match: str) -> None:
@@ -131,9 +138,9 @@ class TestHostile:
         header, data = parts(good)
         start, end = header["bits.1"]["data_offsets"]
         header["bits.1"]["data_offsets"] = [start - 8, end - 8]
-        refused(tmp_path, joined(header, data), "overlaps")
+        refused(tmp_path, joined(header, data), "changed: .*offset")
         header["bits.1"]["data_offsets"] = [start + 8, end + 8]
-        refused(tmp_path, joined(header, data), "gap")
+        refused(tmp_path, joined(header, data), "changed: .*offset")
 
     def test_other_tensors(self, tmp_path: Path, good: bytes) -> None:
         header, data = parts(good)
@@ -143,9 +150,9 @@ class TestHostile:
         refused(tmp_path, joined(more, data + b"abcd"), "not as")
         none = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
         many = {**header, **{f"t{i}": none for i in range(300)}}
-        refused(tmp_path, joined(many, data), "at most")
+        refused(tmp_path, joined(many, data), "not as")
         del header["bits.0"]
-        refused(tmp_path, joined(header, data), "gap|not as|short")
+        refused(tmp_path, joined(header, data), "changed: .*offset")
 
     def test_some_other_safetensors_file(self, tmp_path: Path) -> None:
         from safetensors.numpy import save_file
@@ -213,6 +220,66 @@ class TestHostile:
             write.keep_bits = real
         with pytest.raises(BookError, match="behind the keys"):
             made.plan(0.5, 0, 0)
+
+
+def forged(good: bytes, name: str, value: float) -> bytes:
+    """A book whose last value of a tensor is another one, with all its checksums made to fit."""
+    header, data = parts(good)
+    words = header.pop("__metadata__")
+    raw = bytearray(data)
+    kinds = {"U8": "u1", "U32": "<u4", "F32": "<f4"}
+    arrays = {
+        n: np.frombuffer(raw, kinds[t["dtype"]], math.prod(t["shape"]), t["data_offsets"][0])
+        for n, t in header.items()
+    }
+    arrays = {n: array.reshape(header[n]["shape"]) for n, array in arrays.items()}
+    arrays[name].reshape(-1)[-1] = value
+    slab = arrays["importance"][-1, -1], arrays["peaks"][-1, -1]
+    arrays["checks"][-1, -1, -1] = checksum(*slab)
+    tables = [arrays[n] for n in read_header(words["book"], "x").tables]
+    words["digest"] = book_digest(words["book"], header, tables)
+    return joined({"__metadata__": words, **header}, bytes(raw))
+
+
+class TestForged:
+    """Who can change a value can change its checksum: it must be a share all the same."""
+
+    def test_a_share_is_believed(self, tmp_path: Path, good: bytes) -> None:
+        for name in ("costs.1", "peaks"):
+            (tmp_path / "a").write_bytes(forged(good, name, 0.25))
+            book = MaskBook.open(tmp_path / "a")
+            book.verify()
+            assert name == "peaks" or book.costs(0.5)[-1, -1, -1, -1] == 0.25
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.5, 1.5])
+    def test_costs(self, tmp_path: Path, good: bytes, value: float) -> None:
+        (tmp_path / "a").write_bytes(forged(good, "costs.1", value))
+        with pytest.raises(BookError, match=r"costs\.1 holds costs that are not shares"):
+            MaskBook.open(tmp_path / "a")
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.5])
+    def test_importance(self, tmp_path: Path, good: bytes, value: float) -> None:
+        (tmp_path / "a").write_bytes(forged(good, "peaks", value))
+        book = MaskBook.open(tmp_path / "a")
+        for read in (book.verify, lambda: book.importance(3, 1), lambda: book.derive(0.4)):
+            with pytest.raises(BookError, match="step 3, layer 1 is no share"):
+                read()
+
+    @pytest.mark.parametrize("key", ["costs", "importance_error", "noise", "sharpness"])
+    @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+    def test_numbers_of_the_header(
+        self, tmp_path: Path, good: bytes, key: str, number: str
+    ) -> None:
+        header, data = parts(good)
+        plain = json.loads(header["__metadata__"]["book"])
+        plain[key] = [float(number)] * len(plain[key]) if isinstance(plain[key], list) else 0
+        text = (
+            json.dumps(plain)
+            if isinstance(plain[key], list)
+            else json.dumps(plain).replace(f'"{key}": 0', f'"{key}": {number}')
+        )
+        header["__metadata__"]["book"] = text
+        refused(tmp_path, joined(header, data), "finite number")
 
 
 class TestDamage:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jali.maskbook import container
-from jali.maskbook.calibration.running_mean import RunningMean, locked
+from jali.maskbook.calibration.running_mean import RunningMean
 
 SHAPE = (3, 2, 1, 2, 4, 5)
 PROMPTS = 3
@@ -117,7 +116,7 @@ def test_killed_while_it_is_removed(tmp_path: Path) -> None:
     while ended:
         touch += 1
         folder = tmp_path / f"r{touch}"
-        work(folder).close()
+        work(folder)
 
         def run(folder: Path = folder, touch: int = touch) -> None:
             mean = RunningMean.load(folder)
@@ -140,7 +139,7 @@ def test_a_full_disk_before_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(container.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
         mean.begin()
     again = RunningMean.load(tmp_path / "m")
@@ -158,14 +157,3 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     (folder / "state.json").write_text("{")
     with pytest.raises(ValueError, match="delete"):
         RunningMean.load(folder)
-
-
-def test_one_at_a_time(tmp_path: Path) -> None:
-    with (
-        locked(tmp_path / "m"),
-        pytest.raises(RuntimeError, match="another calibration"),
-        locked(tmp_path / "m"),
-    ):
-        pass
-    with locked(tmp_path / "m"):
-        pass

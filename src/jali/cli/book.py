@@ -169,7 +169,7 @@ def merge(path: Book, other: Book, output: Output, as_json: Json = False) -> Non
 def facts(book: MaskBook) -> dict[str, Any]:
     """What a book says about itself, as plain values."""
     h = book.header
-    sizes = {entry.name: entry.bytes for entry in h.tensors()}
+    sizes = h.sizes()
     return {
         "path": None if book.path is None else str(book.path),
         "bytes": book.bytes,

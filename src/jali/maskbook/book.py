@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.maskbook import quantization
-from jali.maskbook.bits import plan_of
-from jali.maskbook.container import BookError, Bytes, Container, read_container, replacing
-from jali.maskbook.derive import keep_bits
-from jali.maskbook.header import MEAN, Header, canonical, read_header
+from jali import files
+from jali.maskbook.bits import keep_bits, plan_of, width
+from jali.maskbook.container import (
+    BookError,
+    Bytes,
+    Container,
+    book_digest,
+    checksum,
+    open_container,
+)
+from jali.maskbook.header import MEAN, Header, read_header
+from jali.maskbook.quantization import dequantize
 from jali.planning.budget import Budget, check_share
 from jali.planning.plan import BlockPlan
 from jali.tokens.grid import TokenGrid
@@ -28,43 +33,69 @@ if TYPE_CHECKING:
     from jali.maskbook.replay import Replay
 
 KIND = "jali-maskbook"
+Floats = NDArray[np.float32]
 
 
 class MaskBook:
     """Which blocks every layer reads in every step, for one model, grid and number of steps.
 
+    `jali.calibrate` makes one, `MaskBook.open` reads one, `jali.cached_processor_mode` replays one.
     Opening checks the header, the shape of the file and its small tables; the bits and the
     importance of a step are checked against their checksums when they are first read.
+
+    Attributes:
+        header: everything it says of itself: model, grid, blocks, noise levels, prompts, costs.
+        path: its file; None for a book without a name.
+
+    Example:
+        >>> book = MaskBook.open("wan.safetensors")  # doctest: +SKIP
+        >>> book.cost(0.5), book.plan(0.5, step=3, layer=7).cost  # doctest: +SKIP
+        (0.4998, 0.4711)
     """
 
-    def __init__(self, container: Container, header: Header, path: Path | None) -> None:
-        self._container = container
+    def __init__(
+        self, container: Container, header: Header, tables: dict[str, Any], path: Path | None
+    ) -> None:
         self.header = header
         self.path = path
+        self._container = container
+        self._tables = tables
         self._verified: set[tuple[str, int, int]] = set()
-        self._derived: dict[float, tuple[Bytes, NDArray[np.float32]]] = {}
+        self._derived: dict[float, tuple[Bytes, Floats]] = {}
         self._replays: dict[torch.device, Replay] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> MaskBook:
-        """A book by its file. A pickle, another format or a damaged file is refused in words."""
-        container = read_container(path)
-        if container.words.get("format") != KIND:
+        """A book by its file, in milliseconds whatever its size.
+
+        Raises:
+            FileNotFoundError: there is no file.
+            BookError: it is a pickle, another format, or damaged; the sentence says which.
+        """
+        path = Path(path)
+        container = open_container(path)
+        metadata, found = container.metadata, container.tensors
+        if metadata.get("format") != KIND:
             raise BookError(
                 f"{path} is a safetensors file, but not a book of jali (its format is "
-                f"{container.words.get('format', 'not named')!r:.60})"
+                f"{metadata.get('format', 'not named')!r:.60})"
             )
-        header = read_header(container.words.get("book", ""), str(path))
-        wanted = {entry.name: entry for entry in header.tensors()}
-        if dict(container.entries) != wanted:
-            names = [n for n in {**wanted, **container.entries}
-                     if wanted.get(n) != container.entries.get(n)]  # fmt: skip
+        text = metadata.get("book", "")
+        header = read_header(text, str(path))
+        wanted = header.tensors()
+        if found != wanted:
+            name = next(n for n in {**wanted, **found} if wanted.get(n) != found.get(n))
             raise BookError(
-                f"{path}: the tensors {', '.join(names)[:200]} are not as its header says"
+                f"{path}: tensor {name!r:.60} is {found.get(name, 'missing')!s:.120}, and not as "
+                f"its header says: {wanted.get(name, 'missing')}"
             )
-        if container.words.get("digest") != digest_of(container, header):
+        tables = {name: container.read(name) for name in header.tables}
+        if metadata.get("digest") != book_digest(text, wanted, tables.values()):
             raise BookError(f"{path} is damaged: its header or a table does not match its digest")
-        return cls(container, header, Path(path))
+        for name, table in tables.items():  # a digest finds accidents, not forgeries
+            if name.startswith("costs.") and not ((table >= 0) & (table < 1.001)).all():
+                raise BookError(f"{path}: {name} holds costs that are not shares in 0..1")
+        return cls(container, header, tables, path)
 
     # What it holds
 
@@ -88,18 +119,20 @@ class MaskBook:
     @property
     def digest(self) -> str:
         """Of its header and tables, which hold the checksums of all the rest."""
-        return str(self._container.words.get("digest", ""))
+        return self._container.metadata["digest"]
 
     @property
     def bytes(self) -> int:
-        return len(self._container.mapped)
+        """The size of its file."""
+        return len(self._container.raw)
 
     def layout(self, device: torch.device | str = "cpu") -> BlockLayout:
+        """How its grid is cut into blocks."""
         h = self.header
         return block_layout(h.grid, None, h.order, h.blocks, None, device)
 
     def branch_index(self, branch: str) -> int:
-        """Where a guidance branch lies in the tensors."""
+        """Where a guidance branch lies in the tensors; ValueError where it is not kept apart."""
         if self.header.branches == (MEAN,):
             return 0
         if branch not in self.header.branches:
@@ -110,14 +143,22 @@ class MaskBook:
         return self.header.branches.index(branch)
 
     def importance(self, step: int, layer: int, branch: str = MEAN) -> Tensor:
-        """The averaged importance of one layer in one step. fp32 [H, M, N] on the host."""
-        self._need_importance("its importance cannot be read")
-        self._check_place(step, layer)
-        self._verify("importance", step, layer)
-        at = self.branch_index(branch)
-        codes = _tensor(self._container.tensor("importance")[step, layer, at])
-        peaks = _tensor(self._container.tensor("peaks")[step, layer, at])
-        return quantization.dequantize(codes, peaks)
+        """The averaged importance of one layer in one step. fp32 [H, M, N] on the host.
+
+        Raises:
+            IndexError: the book has no such step or layer.
+            ValueError: it was made without importance, or does not keep this branch apart.
+            BookError: the file is damaged there.
+        """
+        return self.importance_slab(step, layer)[self.branch_index(branch)]
+
+    def importance_slab(self, step: int, layer: int) -> Tensor:
+        """The importance of all branches. fp32 [branches, H, M, N] on the host."""
+        self.need_importance("its importance cannot be read")
+        codes, peaks = (
+            torch.from_numpy(np.array(x)) for x in self._read("importance", step, layer)
+        )
+        return dequantize(codes, peaks)
 
     def bits(self, budget: float, step: int) -> Bytes:
         """The bits of a step, checked. uint8 [layers, branches, H, M, ⌈N / 8⌉], mapped."""
@@ -125,15 +166,15 @@ class MaskBook:
             return self._derived[budget][0][step]
         name = f"bits.{self._index(budget)}"
         for layer in range(self.layers):
-            self._verify(name, step, layer)
-        found: Bytes = self._container.tensor(name)[step]
-        return found
+            self._read(name, step, layer)
+        return self._container.read(name, step)
 
-    def costs(self, budget: float) -> NDArray[np.float32]:
+    def costs(self, budget: float) -> Floats:
         """The achieved cost of every head. fp32 [steps, layers, branches, H]."""
         if budget in self._derived:
             return self._derived[budget][1]
-        return np.asarray(self._container.tensor(f"costs.{self._index(budget)}"))
+        found: Floats = self._tables[f"costs.{self._index(budget)}"]
+        return found
 
     def cost(self, budget: float) -> float:
         """The achieved cost, over everything."""
@@ -143,35 +184,35 @@ class MaskBook:
         self, budget: float, step: int, layer: int, branch: str = MEAN,
         device: torch.device | str = "cpu",
     ) -> BlockPlan:  # fmt: skip
-        """The plan of one layer in one step."""
+        """The plan of one layer in one step. A budget that is not ready is derived first."""
         self._check_place(step, layer)
         self.derive(budget)
-        chosen = _tensor(self.bits(budget, step)[layer, self.branch_index(branch)])
-        return plan_of(chosen.to(device), self.layout(device))
+        chosen = np.array(self.bits(budget, step)[layer, self.branch_index(branch)])
+        return plan_of(torch.from_numpy(chosen).to(device), self.layout(device))
 
     # What it can be turned into
 
     def derive(self, budget: float, device: torch.device | str = "cpu") -> None:
         """Make the bits of a budget ready: nothing to do for those asked at calibration, else they
-        are made from the importance, once."""
+        are made from the importance on `device`, once, and kept in memory.
+
+        Raises ValueError where the book was made without importance or `budget` is no share.
+        """
         check_share("budget", budget)
         budget = float(budget)
         if budget in self.budgets or budget in self._derived:
             return
-        asked = ", ".join(map(str, self.budgets))
-        self._need_importance(f"a budget of {budget} cannot be derived; it has {asked}")
+        ready = ", ".join(map(str, self.budgets))
+        self.need_importance(f"a budget of {budget} cannot be derived; it has {ready}")
         h = self.header
-        shape = (h.steps, h.layers, *h.slab[:3])
-        bits = np.empty((*shape, -(-h.N // 8)), dtype=np.uint8)
-        costs = np.empty((h.steps, h.layers, *h.slab[:2]), dtype=np.float32)
+        outer = (h.steps, h.layers)
+        bits = np.empty((*outer, *h.slab[:3], width(h.N)), dtype=np.uint8)
+        costs = np.empty((*outer, *h.slab[:2]), dtype=np.float32)
         layout = self.layout(device)
-        for step in range(h.steps):
-            for layer in range(h.layers):
-                for at, branch in enumerate(h.branches):
-                    scores = self.importance(step, layer, branch).to(device)
-                    kept, cost = keep_bits(scores, layout, Budget(budget), h.sharpness)
-                    bits[step, layer, at] = kept.cpu().numpy()
-                    costs[step, layer, at] = cost.cpu().numpy()
+        for place in np.ndindex(outer):
+            for at, scores in enumerate(self.importance_slab(*place).to(device)):
+                kept, cost = keep_bits(scores, layout, Budget(budget), h.sharpness)
+                bits[*place, at], costs[*place, at] = kept.cpu().numpy(), cost.cpu().numpy()
         self._derived[budget] = bits, costs
 
     def resample(
@@ -187,6 +228,12 @@ class MaskBook:
 
         Importance is re-binned over the tokens and interpolated along the noise level; see
         `jali.maskbook.resample`. Without `output` the new book has no name and goes when closed.
+
+        Raises ValueError where nothing is asked for, the book was made without importance, or the
+        grid has other segments.
+
+        Example:
+            >>> book.resample((21, 45, 80), steps=20, output="new.safetensors")  # doctest: +SKIP
         """
         from jali.maskbook.resample import resample
 
@@ -199,24 +246,28 @@ class MaskBook:
         output: str | os.PathLike[str] | None = None,
         device: torch.device | str = "cpu",
     ) -> MaskBook:
-        """One book of the prompts of both, each weighing the same."""
+        """One book of the prompts of both, each weighing the same.
+
+        Raises ValueError for books of two models, layouts or schedules, naming both values; for a
+        prompt that is in both; and for a book without importance.
+        """
         from jali.maskbook.merge import merge
 
         return merge(self, other, output, device)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Copy the file, all of it or nothing."""
-        with replacing(path) as file:
-            file.write(self._container.mapped.data)
-        return Path(path)
+        """Copy the file, all of it or nothing. Returns the path."""
+        path = Path(path)
+        files.make_folder(path.parent)
+        with files.whole_file(path) as temporary:
+            temporary.write_bytes(self._container.raw.data)
+        return path
 
     def verify(self) -> None:
-        """Read everything and check it against its checksums; a damaged place is named."""
-        h = self.header
-        for step in range(h.steps):
-            for layer in range(h.layers):
-                for name in h.checked:
-                    self._verify(name, step, layer)
+        """Read everything and check it against its checksums; BookError names a damaged place."""
+        for step, layer in np.ndindex(self.steps, self.layers):
+            for name in self.header.checked:
+                self._read(name, step, layer)
 
     def replay(self, device: torch.device) -> Replay:
         """The bits of the current step on a device, and the next ones on their way."""
@@ -233,6 +284,14 @@ class MaskBook:
         while self._replays:
             self._replays.popitem()[1].close()
 
+    def need_importance(self, then: str) -> None:
+        """Refuse what only importance makes possible, where it was left out."""
+        if not self.header.importance:
+            raise ValueError(
+                f"{self._name} was made without importance, so {then}. Calibrate again without "
+                f"--no-importance (it makes the file about eight times larger)"
+            )
+
     def __repr__(self) -> str:
         h = self.header
         return (
@@ -241,6 +300,10 @@ class MaskBook:
         )
 
     # Checks
+
+    @property
+    def _name(self) -> str:
+        return str(self.path or "this book")
 
     def _index(self, budget: float) -> int:
         if budget not in self.budgets:
@@ -254,71 +317,27 @@ class MaskBook:
                 f"layers"
             )
 
-    def _need_importance(self, then: str) -> None:
-        if not self.header.importance:
-            raise ValueError(
-                f"{self.path or 'this book'} was made without importance, so {then}. Calibrate "
-                f"again without --no-importance (it makes the file about eight times larger)"
-            )
-
-    def _verify(self, name: str, step: int, layer: int) -> None:
-        """Check one layer of one step, once."""
-        key = (name, step, layer)
-        if key in self._verified:
-            return
-        parts = [self._container.tensor(name)[step, layer]]
-        if name == "importance":
-            parts.append(self._container.tensor("peaks")[step, layer])
-        wanted = int(self._container.tensor("checks")[self.header.checked.index(name), step, layer])
-        if checksum(*parts) != wanted:
+    def _read(self, name: str, step: int, layer: int) -> list[NDArray[Any]]:
+        """[bits] or [importance, peaks] of one layer in one step, checked the first time."""
+        self._check_place(step, layer)
+        names = ("importance", "peaks") if name == "importance" else (name,)
+        parts = [self._container.read(part, step, layer) for part in names]
+        if (name, step, layer) in self._verified:
+            return parts
+        place = f"step {step}, layer {layer}"
+        if checksum(*parts) != self._tables["checks"][self.header.checked.index(name), step, layer]:
             raise BookError(
-                f"{self.path or 'this book'} is damaged: the {name.split('.')[0]} of step {step}, "
-                f"layer {layer} do not match their checksum; copy the file again, or calibrate anew"
+                f"{self._name} is damaged: the {name.split('.')[0]} of {place} do not match their "
+                f"checksum; copy the file again, or calibrate anew"
             )
-        # A checksum only finds accidents. These two hold for every book, whoever made it.
+        # A checksum only finds accidents. These hold for every book, whoever made it.
+        used = self.header.N % 8  # bits of a row's last byte; 0 where all are
         if name == "importance":
-            peaks = parts[1]
-            if not np.isfinite(peaks).all() or (peaks < 0).any():
-                raise BookError(
-                    f"{self.path}: importance of step {step}, layer {layer} is no share"
-                )
-        else:
-            bits = parts[0]
-            if (bits == 0).all(-1).any():
-                raise BookError(
-                    f"{self.path}: step {step}, layer {layer} has a row without a block"
-                )
-            spare = 8 * bits.shape[-1] - self.header.N
-            if spare and (bits[..., -1] >> (8 - spare)).any():
-                raise BookError(f"{self.path}: step {step}, layer {layer} reads behind the keys")
-        self._verified.add(key)
-
-
-def checksum(*parts: NDArray[Any]) -> int:
-    """CRC-32 over arrays, one behind the other."""
-    value = 0
-    for part in parts:
-        value = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, value)
-    return value
-
-
-def digest_of(container: Container, header: Header) -> str:
-    """SHA-256 over the header, the places of the tensors, and the small tables."""
-    tables = [f"costs.{i}" for i in range(len(header.budgets))] + ["checks"]
-    if "filler" in container.entries:
-        tables.append("filler")
-    places = {name: entry.plain() for name, entry in container.entries.items()}
-    return digest(header, places, [container.tensor(name) for name in tables])
-
-
-def digest(header: Header, places: Any, tables: list[NDArray[Any]]) -> str:
-    found = hashlib.sha256(header.text().encode())
-    found.update(canonical(places).encode())
-    for table in tables:
-        found.update(np.ascontiguousarray(table).tobytes())
-    return found.hexdigest()
-
-
-def _tensor(array: NDArray[Any]) -> Tensor:
-    """A copy in ordinary memory: the mapped file must not be written to."""
-    return torch.from_numpy(np.array(array))
+            if not np.isfinite(parts[1]).all() or (parts[1] < 0).any():
+                raise BookError(f"{self._name}: importance of {place} is no share")
+        elif (parts[0] == 0).all(-1).any():
+            raise BookError(f"{self._name}: {place} has a row without a block")
+        elif used and (parts[0][..., -1] >> used).any():
+            raise BookError(f"{self._name}: {place} reads behind the keys")
+        self._verified.add((name, step, layer))
+        return parts

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from jali.maskbook import Fingerprint
 
 SAMPLED = 8  # parameters that are looked at
 VALUES = 4  # numbers of each
@@ -17,27 +17,56 @@ VALUES = 4  # numbers of each
 _NOT_CONFIG = ("_class_name", "_diffusers_version", "_name_or_path")
 
 
-def fingerprint(module: nn.Module) -> Fingerprint:
-    """Of a transformer; weights that lie elsewhere (offloaded, sharded) are left out."""
-    config: Any = getattr(module, "config", {})
-    plain = {str(key): config[key] for key in config if key not in _NOT_CONFIG}
-    text = json.dumps(plain, sort_keys=True, default=str)
-    return Fingerprint(
-        kind=type(module).__name__,
-        config=hashlib.sha256(text.encode()).hexdigest(),
-        weights=_weights(module),
-    )
+@dataclass(frozen=True)
+class Fingerprint:
+    """A transformer: its class, a digest of its configuration, and a few of its weights."""
+
+    kind: str
+    config: str
+    weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Fingerprint:
+        """Of a transformer; weights that lie elsewhere (offloaded, sharded) are left out."""
+        config: Any = getattr(module, "config", {})
+        plain = {str(key): config[key] for key in config if key not in _NOT_CONFIG}
+        text = json.dumps(plain, sort_keys=True, default=str)
+        return cls(type(module).__name__, hashlib.sha256(text.encode()).hexdigest(), _some(module))
+
+    def other_model(self, here: Fingerprint) -> str | None:
+        """Why `here` is another model; None where it is the same."""
+        if self.kind != here.kind:
+            return f"the book is of a {self.kind}, this is a {here.kind}"
+        if self.config != here.config:
+            return (
+                f"the book's {self.kind} has the configuration {self.config[:12]}, this one "
+                f"{here.config[:12]}"
+            )
+        return None
+
+    def other_weights(self, here: Fingerprint) -> str | None:
+        """Where the weights differ by more than a change of precision (fp8 is the coarsest) makes
+        them."""
+        for name, values in self.weights.items():
+            found = here.weights.get(name, ())
+            if len(found) != len(values):
+                continue
+            largest = max(map(abs, values), default=0.0)
+            for own, other in zip(values, found, strict=True):
+                if abs(own - other) > 0.08 * largest + 1e-6:
+                    return f"{name} holds {own:.4g} in the book and {other:.4g} here"
+        return None
 
 
-def _weights(module: nn.Module) -> dict[str, tuple[float, ...]]:
+def _some(module: nn.Module) -> dict[str, tuple[float, ...]]:
     """A few numbers from all over the model. A LoRA adds parameters and leaves these alone."""
     named = [
-        (name.replace(".base_layer", ""), p)
+        (name.replace(".base_layer", ""), p.detach())
         for name, p in module.named_parameters()
         if p.dim() >= 2 and "lora" not in name.lower()
     ]
     chosen = named[:: max(1, len(named) // SAMPLED)][:SAMPLED]
-    return {name: _values(p.detach()) for name, p in chosen if _readable(p)}
+    return {name: _values(p) for name, p in chosen if _readable(p)}
 
 
 def _readable(p: Tensor) -> bool:

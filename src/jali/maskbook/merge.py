@@ -10,10 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jali.maskbook.header import Header
 from jali.maskbook.write import write_book
 
 if TYPE_CHECKING:
     from jali.maskbook.book import MaskBook
+
+# What two books must have in common, and of it what resampling can change.
+SAME = (
+    "grid", "blocks", "order", "steps", "layers", "heads", "branches", "scorer", "sharpness",
+    "transformers", "noise_kind",
+)  # fmt: skip
+RESAMPLED = ("grid", "blocks", "steps")
 
 
 def merge(
@@ -25,8 +33,8 @@ def merge(
     """See `MaskBook.merge`."""
     a, b = book.header, other.header
     for one in (book, other):
-        one._need_importance("it cannot be merged")
-    _check_same(book, other)
+        one.need_importance("it cannot be merged")
+    _check_same(a, b)
     twice = set(a.prompts) & set(b.prompts)
     if twice:
         raise ValueError(
@@ -44,48 +52,26 @@ def merge(
     share = len(a.prompts) / len(new.prompts) if new.prompts else 0.5
 
     def slab(step: int, layer: int) -> Tensor:
-        return torch.stack(
-            [
-                torch.lerp(
-                    other.importance(step, layer, branch),
-                    book.importance(step, layer, branch),
-                    share,
-                )
-                for branch in a.branches
-            ]
-        )
+        return other.importance_slab(step, layer).lerp(book.importance_slab(step, layer), share)
 
     return write_book(output, new, slab, device)
 
 
-def _check_same(book: MaskBook, other: MaskBook) -> None:
+def _check_same(a: Header, b: Header) -> None:
     """Refuse books that do not speak of the same blocks, naming both values."""
-    a, b = book.header, other.header
     if set(a.fingerprints) != set(b.fingerprints):
         raise ValueError(
             f"one book is of {sorted(a.fingerprints)}, one of {sorted(b.fingerprints)}"
         )
-    for name, mark in a.fingerprints.items():
+    for name, known in a.fingerprints.items():
         found = b.fingerprints[name]
-        problem = mark.other_model(found) or mark.other_weights(found)
+        problem = known.other_model(found) or known.other_weights(found)
         if problem:
             raise ValueError(f"these are books of two models: {problem}")
-    pairs = {
-        "grid": (str(a.grid), str(b.grid)),
-        "blocks": (str(a.blocks), str(b.blocks)),
-        "order": (a.order, b.order),
-        "steps": (a.steps, b.steps),
-        "layers": (a.layers, b.layers),
-        "heads": (a.heads, b.heads),
-        "branches": (a.branches, b.branches),
-        "scorer": (a.scorer, b.scorer),
-        "sharpness": (a.sharpness, b.sharpness),
-        "transformers": (a.transformers, b.transformers),
-        "noise_kind": (a.noise_kind, b.noise_kind),
-    }
-    for name, (mine, theirs) in pairs.items():
+    for name in SAME:
+        mine, theirs = getattr(a, name), getattr(b, name)
         if mine != theirs:
-            hint = "; resample one of them first" if name in ("grid", "blocks", "steps") else ""
+            hint = "; resample one of them first" if name in RESAMPLED else ""
             raise ValueError(f"{name} is {mine} in one book and {theirs} in the other{hint}")
     if not np.allclose(a.noise, b.noise, rtol=1e-3, atol=1e-6):
         raise ValueError(

@@ -22,7 +22,7 @@ from jali.integration.modes import (
 )
 from jali.maskbook import MaskBook
 from jali.maskbook.cached import Cached
-from jali.maskbook.fingerprint import fingerprint
+from jali.maskbook.fingerprint import Fingerprint
 from jali.maskbook.noise import noise_levels
 from jali.methods import Method
 from jali.planning.budget import Budget, check_share
@@ -91,7 +91,7 @@ def check_model(
             f"the book is of {', '.join(known)}, this pipeline has {', '.join(transformers)}"
         )
     for name, recorded in known.items():
-        here = fingerprint(transformers[name])
+        here = Fingerprint.of(transformers[name])
         if problem := recorded.other_model(here):
             of = f" ({book.header.model})" if book.header.model else ""
             raise ValueError(f"this is another model than the book's{of}: {problem}")

@@ -44,52 +44,41 @@ def resample(
 ) -> MaskBook:
     """See `MaskBook.resample`."""
     old = book.header
-    book._need_importance("it cannot be resampled")
+    book.need_importance("it cannot be resampled")
     if grid is None and steps is None and blocks is None:
         raise ValueError("resample needs a grid, steps or blocks to go to")
-    target = old.grid if grid is None else _grid(old.grid, grid)
-    cut = blocks or old.blocks
     levels = old.noise if steps is None else _levels(old, steps)
     weights = [_around(level, old.noise) for level in levels]
     new = replace(
         old,
-        grid=target,
-        blocks=cut,
+        grid=old.grid if grid is None else _grid(old.grid, grid),
+        blocks=blocks or old.blocks,
         noise=tuple(levels),
         noise_assumed=old.noise_assumed or isinstance(steps, int),
         transformers=tuple(old.transformers[_nearest(pairs)] for pairs in weights),
         costs=(),
         importance_error=None,
         settings={},
-        history=(*old.history, _said(old, target, len(levels), cut)),
     )
+    new = replace(new, history=(*old.history, _change(old, new)))
     mean_of, dealt_to = _overlaps(old, new, device)
 
     def slab(step: int, layer: int) -> Tensor:
         # An expert of Wan 2.2 is never mixed with the other one.
         pairs = [(i, w) for i, w in weights[step] if old.transformers[i] == new.transformers[step]]
         total = sum(w for _, w in pairs)
-        parts = []
-        for branch in old.branches:
-            x = sum(
-                book.importance(i, layer, branch).to(device, torch.float32) * (w / total)
-                for i, w in pairs
-            )
-            assert isinstance(x, Tensor)
-            parts.append(mean_of @ x @ dealt_to)
-        return torch.stack(parts)
+        parts = [book.importance_slab(i, layer).to(device) * (w / total) for i, w in pairs]
+        return mean_of @ torch.stack(parts).sum(0) @ dealt_to
 
     return write_book(output, new, slab, device)
 
 
-def _said(old: Header, grid: TokenGrid, steps: int, blocks: Blocks) -> str:
-    changes = []
-    if grid != old.grid:
-        changes.append(f"grid {old.grid} to {grid}")
-    if steps != old.steps:
-        changes.append(f"steps {old.steps} to {steps}")
-    if blocks != old.blocks:
-        changes.append(f"blocks {old.blocks} to {blocks}")
+def _change(old: Header, new: Header) -> str:
+    changes = [
+        f"{name} {getattr(old, name)} to {getattr(new, name)}"
+        for name in ("grid", "steps", "blocks")
+        if getattr(old, name) != getattr(new, name)
+    ]
     return f"resampled: {', '.join(changes) or 'noise levels'}"
 
 
@@ -137,14 +126,11 @@ def schedule_like(noise: Sequence[float], steps: int) -> list[float]:
 
 def _straightened(levels: Floats) -> tuple[float, Floats]:
     """The shift under which levels in 0..1 are most nearly a straight line, and that line."""
-    best: tuple[float, float, Floats] | None = None
-    for shift in np.geomspace(0.2, 20, 2000):
-        line = levels / (shift - (shift - 1) * levels)
-        off = float(np.abs(np.diff(line, 2)).max() / max(line[0] - line[-1], 1e-9))
-        if best is None or off < best[0]:
-            best = off, float(shift), line
-    assert best is not None
-    return best[1], best[2]
+    shifts = np.geomspace(0.2, 20, 2000)[:, None]
+    lines = levels / (shifts - (shifts - 1) * levels)
+    length = np.maximum(lines[:, 0] - lines[:, -1], 1e-9)
+    best = int((np.abs(np.diff(lines, 2)).max(1) / length).argmin())
+    return float(shifts[best, 0]), lines[best]
 
 
 def _around(level: float, known: Sequence[float]) -> list[tuple[int, float]]:
@@ -168,20 +154,20 @@ def _nearest(pairs: list[tuple[int, float]]) -> int:
 # Tokens
 
 
-def _grid(old: TokenGrid, asked: TokenGrid | Sequence[int]) -> TokenGrid:
-    """The asked grid; a (frames, height, width) triple replaces the one box and leaves the text."""
-    if not isinstance(asked, TokenGrid):
-        box = Box(*TokenGrid.of(tuple(asked)).segments[0].shape)  # type: ignore[union-attr]
+def _grid(old: TokenGrid, wanted: TokenGrid | Sequence[int]) -> TokenGrid:
+    """A (frames, height, width) triple replaces the one box of the old grid and leaves the text."""
+    if not isinstance(wanted, TokenGrid):
+        box = TokenGrid.of(tuple(wanted)).segments[0]
         boxes = sum(isinstance(segment, Box) for segment in old.segments)
         if boxes != 1:
             raise ValueError(f"the book's grid {old} has {boxes} boxes: give a whole TokenGrid")
         return TokenGrid(tuple(box if isinstance(s, Box) else s for s in old.segments))
-    if [type(s) for s in asked.segments] != [type(s) for s in old.segments]:
+    if [type(s) for s in wanted.segments] != [type(s) for s in old.segments]:
         raise ValueError(
-            f"grid {asked} is made of other segments than the book's {old}: both need the same "
+            f"grid {wanted} is made of other segments than the book's {old}: both need the same "
             f"text and boxes, in the same order"
         )
-    return asked
+    return wanted
 
 
 def _overlaps(old: Header, new: Header, device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -189,31 +175,21 @@ def _overlaps(old: Header, new: Header, device: torch.device | str) -> tuple[Ten
 
     fp32 [M', M] whose rows sum to 1, and fp32 [N, N'] whose rows sum to 1 too.
     """
-    pairs = list(_token_pairs(old.grid, new.grid))
+    pairs = _token_pairs(old.grid, new.grid)
     at_new, at_old, volume = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    rows = _block_overlaps(
-        _block_of(new.grid, new.order, new.blocks.q)[at_new], new.M,
-        _block_of(old.grid, old.order, old.blocks.q)[at_old], old.M, volume,
-    )  # fmt: skip
-    keys = _block_overlaps(
-        _block_of(new.grid, new.order, new.blocks.k)[at_new], new.N,
-        _block_of(old.grid, old.order, old.blocks.k)[at_old], old.N, volume,
-    )  # fmt: skip
-    mean_of = rows / rows.sum(1, keepdims=True)
-    dealt_to = (keys / keys.sum(0, keepdims=True)).T
-    return tuple(  # type: ignore[return-value]
-        torch.from_numpy(np.ascontiguousarray(x)).to(device, torch.float32)
-        for x in (mean_of, dealt_to)
-    )
 
+    def shared(new_block: int, old_block: int) -> Floats:
+        """The volume that every new and every old block have in common."""
+        shape = -(-new.grid.tokens // new_block), -(-old.grid.tokens // old_block)
+        rows = _block_of(new.grid, new.order, new_block)[at_new]
+        columns = _block_of(old.grid, old.order, old_block)[at_old]
+        flat = np.bincount(rows * shape[1] + columns, volume, minlength=math.prod(shape))
+        return np.asarray(flat.reshape(shape), dtype=float)
 
-def _block_overlaps(
-    new: NDArray[np.int64], new_blocks: int, old: NDArray[np.int64], old_blocks: int,
-    volume: Floats,
-) -> Floats:  # fmt: skip
-    """Shared volume of every new and every old block. [new_blocks, old_blocks]."""
-    flat = np.bincount(new * old_blocks + old, volume, minlength=new_blocks * old_blocks)
-    return np.asarray(flat.reshape(new_blocks, old_blocks), dtype=float)
+    rows, keys = shared(new.blocks.q, old.blocks.q), shared(new.blocks.k, old.blocks.k)
+    mean_of = torch.from_numpy(rows / rows.sum(1, keepdims=True))
+    dealt_to = torch.from_numpy(keys / keys.sum(0, keepdims=True)).T.contiguous()
+    return mean_of.to(device, torch.float32), dealt_to.to(device, torch.float32)
 
 
 def _block_of(grid: TokenGrid, order: Order, block: int) -> NDArray[np.int64]:

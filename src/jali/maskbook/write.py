@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.maskbook import quantization
-from jali.maskbook.book import KIND, MaskBook, checksum, digest
-from jali.maskbook.container import Writer, replacing
-from jali.maskbook.derive import keep_bits
+from jali import files
+from jali.maskbook.bits import keep_bits
+from jali.maskbook.book import KIND, MaskBook
+from jali.maskbook.container import ContainerWriter, book_digest, checksum
 from jali.maskbook.header import Header
+from jali.maskbook.quantization import OCTAVES, dequantize, quantize
 from jali.planning.budget import Budget
 from jali.tokens.layout import block_layout
 
 # (step, layer) -> importance fp32 [branches, H, M, N], on any device.
 Slabs = Callable[[int, int], Tensor]
-Progress = Callable[[int, int], None]
+# (steps written, steps)
+OnStep = Callable[[int, int], None]
 
 
 def write_book(
@@ -32,83 +35,84 @@ def write_book(
     header: Header,
     slabs: Slabs,
     device: torch.device | str = "cpu",
-    progress: Progress | None = None,
+    on_step: OnStep | None = None,
     scratch: Path | None = None,
 ) -> MaskBook:
     """Make a book of importance: the 8-bit form of it, and the bits of every budget.
 
-    The bits come from `slabs` as they are, not from their 8-bit form. The file gets its name when
-    it is complete; until then, and if anything fails, an older one stays as it was.
+    Args:
+        output: the file, which gets its name when it is complete; until then, and if anything
+            fails, an older one stays as it was. None: a book without a name, gone when closed.
+        header: what the book says of itself; its costs and the error of the 8 bits are filled in.
+        slabs: `slabs(step, layer)` is the importance fp32 [branches, H, M, N] there, on any
+            device. The bits come from it as it is, not from its 8-bit form.
+        device: where bits are made.
+        on_step: called with (steps written, steps).
+        scratch: a folder of the same disk where the unfinished file lies; none: beside `output`.
+
+    Raises:
+        ValueError: importance of another shape, negative or not finite; its place is named.
+        OSError: the disk is full (said before any work) or the place cannot be written.
     """
     if output is not None:
-        with replacing(output, scratch) as file:
-            _fill(file, header, slabs, device, progress)
-        return MaskBook.open(output)
-    handle, name = tempfile.mkstemp(prefix="jali-book-", suffix=".safetensors")
-    try:
-        with os.fdopen(handle, "r+b") as file:
-            _fill(file, header, slabs, device, progress)
-        book = MaskBook.open(name)
-    finally:
-        os.unlink(name)  # the mapping keeps what it maps
-    book.path = None
+        path = Path(output)
+        files.make_folder(path.parent)
+        with files.whole_file(path, folder=scratch) as temporary:
+            _write(temporary, header, slabs, device, on_step)
+        return MaskBook.open(path)
+    with tempfile.TemporaryDirectory(prefix="jali-book-") as folder:
+        path = Path(folder) / "book.safetensors"
+        path.touch()
+        _write(path, header, slabs, device, on_step)
+        book = MaskBook.open(path)
+    book.path = None  # the mapping keeps what it maps
     return book
 
 
-def _fill(
-    file: BinaryIO, header: Header, slabs: Slabs, device: torch.device | str,
-    progress: Progress | None,
-) -> None:  # fmt: skip
-    # As long as it can get, so that the space for it is reserved.
-    header = replace(header, costs=(0.1234567890123456,) * len(header.budgets))
-    if header.importance:
-        header = replace(header, importance_error=0.01234567890123456)
-    entries = header.tensors()
-    writer = Writer(file, entries, words=len(header.text()) + 200)
-    sizes = {entry.name: entry.bytes for entry in entries}
-    per_slab = {name: sizes[name] // (header.steps * header.layers) for name in header.checked}
-    budgets = [Budget(mean) for mean in header.budgets]
-    outer = (header.steps, header.layers)
-    costs = np.zeros((len(budgets), *outer, *header.slab[:2]), dtype=np.float32)
-    checks = np.zeros((len(header.checked), *outer), dtype=np.uint32)
+def _write(
+    path: Path, header: Header, slabs: Slabs, device: torch.device | str, on_step: OnStep | None
+) -> None:
+    tensors, count = header.tensors(), len(header.budgets)
+    # The header in JSON in JSON, with the numbers that are known last: at most 25 characters each.
+    room = len(json.dumps(header.text())) + 25 * (count + 2) + 200
     layout = block_layout(header.grid, None, header.order, header.blocks, None, device)
+    outer = (header.steps, header.layers)
+    costs = np.zeros((count, *outer, *header.slab[:2]), dtype=np.float32)
+    checks = np.zeros((len(header.checked), *outer), dtype=np.uint32)
     worst = 0.0
-    for step in range(header.steps):
-        for layer in range(header.layers):
+    with path.open("r+b") as file:
+        writer = ContainerWriter(file, tensors, room)
+        for number, (step, layer) in enumerate(np.ndindex(outer)):
             x = slabs(step, layer).to(device, torch.float32)
             _check_slab(x, header, step, layer)
-            place = step * header.layers + layer
-            for i, budget in enumerate(budgets):
-                made = [keep_bits(part, layout, budget, header.sharpness) for part in x]
-                bits = torch.stack([bits for bits, _ in made]).cpu().numpy()
-                costs[i, step, layer] = torch.stack([cost for _, cost in made]).cpu().numpy()
-                writer.put(f"bits.{i}", bits, place * per_slab[f"bits.{i}"])
-                checks[i, step, layer] = checksum(bits)
+            for i, mean in enumerate(header.budgets):
+                made = [keep_bits(part, layout, Budget(mean), header.sharpness) for part in x]
+                bits, cost = (torch.stack(parts).cpu().numpy() for parts in zip(*made, strict=True))
+                writer.put(f"bits.{i}", bits, number)
+                costs[i, step, layer], checks[i, step, layer] = cost, checksum(bits)
             if header.importance:
-                codes, peaks = quantization.quantize(x)
+                codes, peaks = quantize(x)
                 worst = max(worst, _error(x, codes, peaks))
                 raw, top = codes.cpu().numpy(), peaks.cpu().numpy()
-                writer.put("importance", raw, place * per_slab["importance"])
-                writer.put("peaks", top, place * top.nbytes)
+                writer.put("importance", raw, number)
+                writer.put("peaks", top, number)
                 checks[-1, step, layer] = checksum(raw, top)
-        if progress is not None:
-            progress(step + 1, header.steps)
-    tables: list[NDArray[Any]] = [*costs, checks]
-    for i, table in enumerate(costs):
-        writer.put(f"costs.{i}", table)
-    writer.put("checks", checks)
-    if "filler" in sizes:
-        filler = np.zeros(sizes["filler"], dtype=np.uint8)
-        writer.put("filler", filler)
-        tables.append(filler)
-    header = replace(
-        header,
-        costs=tuple(float(table.mean(dtype=np.float64)) for table in costs),
-        importance_error=worst if header.importance else None,
-    )
-    places = {entry.name: entry.plain() for entry in entries}
-    words = {"format": KIND, "book": header.text(), "digest": digest(header, places, tables)}
-    writer.close(words)
+            if on_step is not None and layer == header.layers - 1:
+                on_step(step + 1, header.steps)
+        header = replace(
+            header,
+            costs=tuple(float(table.mean(dtype=np.float64)) for table in costs),
+            importance_error=worst if header.importance else None,
+        )
+        tables: dict[str, NDArray[Any]] = {f"costs.{i}": table for i, table in enumerate(costs)} | {
+            "checks": checks
+        }
+        if "filler" in tensors:
+            tables["filler"] = np.zeros(tensors["filler"]["shape"], dtype=np.uint8)
+        for name, table in tables.items():
+            writer.put(name, table)
+        digest = book_digest(header.text(), tensors, tables.values())
+        writer.finish({"format": KIND, "book": header.text(), "digest": digest})
 
 
 def _check_slab(x: Tensor, header: Header, step: int, layer: int) -> None:
@@ -121,7 +125,7 @@ def _check_slab(x: Tensor, header: Header, step: int, layer: int) -> None:
 
 
 def _error(x: Tensor, codes: Tensor, peaks: Tensor) -> float:
-    """The largest relative error of the values that the code can hold."""
-    held = x > peaks[..., None] * 2.0**-quantization.OCTAVES
-    off = (quantization.dequantize(codes, peaks) - x).abs() / x.clamp_min(torch.finfo(x.dtype).tiny)
+    """The largest relative error of the values that 8 bits can hold."""
+    held = x > peaks[..., None] * 2.0**-OCTAVES
+    off = (dequantize(codes, peaks) - x).abs() / x.clamp_min(torch.finfo(x.dtype).tiny)
     return float(off[held].max()) if bool(held.any()) else 0.0

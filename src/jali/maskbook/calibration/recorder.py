@@ -207,7 +207,7 @@ class Recorder:
         assert self.mean is not None
         self.mean.put(step, layer, x)
 
-    def finish(self) -> None:
+    def finish(self) -> RunningMean:
         """A prompt is over: all of it is in the mean, or this raises."""
         jobs, self._jobs = self._jobs, []
         for job in jobs:
@@ -220,6 +220,7 @@ class Recorder:
                 "through jali, or made no step"
             )
         self._step = -1
+        return self.mean
 
     def close(self) -> None:
         if self._worker is not None:

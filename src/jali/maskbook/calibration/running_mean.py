@@ -10,16 +10,18 @@ numbers in the same order.
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jali.maskbook.container import replacing, reserve, sync_folder
+from jali import files
+from jali.maskbook.container import reserve
 
 STATE = "state.json"
 FORMAT = 1
@@ -28,7 +30,10 @@ Floats = NDArray[np.float32]
 
 
 class RunningMean:
-    """The mean of fp32 arrays [steps, layers, ...] over prompts, in a folder."""
+    """The mean of fp32 arrays [steps, layers, ...] over prompts, in a folder.
+
+    `done` prompts are in it; `facts` are kept with it, among them its "shape".
+    """
 
     def __init__(self, folder: Path, done: int, facts: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -36,7 +41,7 @@ class RunningMean:
         self.facts = dict(facts)
         self._old: Floats | None = None
         self._new: Floats | None = None
-        self._written: NDArray[np.bool_] | None = None
+        self._written = np.zeros(self.shape[:2], dtype=bool)
 
     @classmethod
     def load(cls, folder: Path) -> RunningMean | None:
@@ -45,22 +50,21 @@ class RunningMean:
         if not state.is_file():
             return None
         try:
-            plain = json.loads(state.read_text(encoding="utf-8"))
+            plain = files.read_json(state)
             if plain["format"] != FORMAT:
                 raise ValueError(f"format {plain['format']}")
-            done, facts = int(plain["done"]), dict(plain["facts"])
+            found = cls(folder, int(plain["done"]), plain["facts"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{state} cannot be read ({error}); delete {folder} to start over"
             ) from None
-        found = cls(folder, done, facts)
-        size = found._path(done).stat().st_size if found._path(done).is_file() else -1
-        if size != found._size():
+        path = found._path(found.done)
+        size = path.stat().st_size if path.is_file() else -1
+        if size != found._size:
             raise ValueError(
-                f"{found._path(done)} has {size} bytes instead of {found._size()}; delete {folder} "
-                f"to start over"
+                f"{path} has {size} bytes instead of {found._size}; delete {folder} to start over"
             )
-        found._old = found._map(done, "r")
+        found._old = found._map(found.done, "r")
         return found
 
     @property
@@ -69,18 +73,16 @@ class RunningMean:
 
     def begin(self) -> None:
         """Start a prompt. What an interrupted one left behind goes."""
-        self._forget(keep=self.done)
-        path = self._path(self.done + 1)
-        with path.open("wb") as file:
+        self._remove_means(but=self.done)
+        with self._path(self.done + 1).open("wb") as file:
             # Asked for at once: a mapped file on a full disk would kill the process later on.
-            reserve(file, self._size())
+            reserve(file, self._size)
         self._new = self._map(self.done + 1, "r+")
-        self._written = np.zeros(self.shape[:2], dtype=bool)
+        self._written[:] = False
 
     def put(self, step: int, layer: int, x: Floats) -> None:
         """The importance of this prompt at one step and layer."""
         assert self._new is not None
-        assert self._written is not None
         if self._old is None:
             self._new[step, layer] = x
         else:
@@ -90,7 +92,6 @@ class RunningMean:
 
     def missing(self) -> list[tuple[int, int]]:
         """(step, layer) of whatever was not recorded in this prompt."""
-        assert self._written is not None
         return [(int(step), int(layer)) for step, layer in np.argwhere(~self._written)]
 
     def commit(self, facts: Mapping[str, Any] | None = None) -> None:
@@ -101,56 +102,35 @@ class RunningMean:
             os.fsync(file.fileno())
         self.facts.update(facts or {})
         plain = {"format": FORMAT, "done": self.done + 1, "facts": self.facts}
-        with replacing(self.folder / STATE) as file:
-            file.write(json.dumps(plain, sort_keys=True).encode())
+        files.write_json(self.folder / STATE, plain)
         self.done += 1
         self._old, self._new = self._map(self.done, "r"), None
-        self._forget(keep=self.done)
+        self._remove_means(but=self.done)
 
     def slab(self, step: int, layer: int) -> Floats:
         """The committed mean."""
         assert self._old is not None
         return np.array(self._old[step, layer])
 
-    def close(self) -> None:
-        self._old = self._new = None
-
     def remove(self) -> None:
         """The book is written: the folder goes, its state first. A folder without one is rubbish,
         which the next calibration sweeps away."""
-        self.close()
+        self._old = self._new = None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.folder / STATE)
-        self._forget(keep=-1)
-        for name in os.listdir(self.folder):
-            os.unlink(self.folder / name)
-        os.rmdir(self.folder)
-        sync_folder(self.folder.parent)
+        shutil.rmtree(self.folder)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"mean-{number}.f32"
 
+    @property
     def _size(self) -> int:
-        return 4 * int(np.prod([int(n) for n in self.shape], dtype=object))
+        return 4 * math.prod(self.shape)
 
     def _map(self, number: int, mode: str) -> Floats:
         return np.memmap(self._path(number), np.float32, mode, shape=self.shape)  # type: ignore[call-overload]
 
-    def _forget(self, keep: int) -> None:
+    def _remove_means(self, but: int) -> None:
         for path in self.folder.glob("mean-*.f32"):
-            if path != self._path(keep):
+            if path != self._path(but):
                 path.unlink()
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One calibration at a time in a folder; the lock of a killed one is free."""
-    import fcntl
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RuntimeError(f"another calibration is writing to {folder}") from None
-        yield

@@ -6,31 +6,24 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from jali import files
 from jali.integration.modes import apply_sparse_attention
 from jali.maskbook import Fingerprint, Header, MaskBook, write_book
 from jali.maskbook.calibration.recorder import Recorder, Unplanned
-from jali.maskbook.calibration.request import (
-    CalibrationRequest,
-    branches_of,
-    budgets_of,
-    digest,
-    prompts_of,
-)
-from jali.maskbook.calibration.running_mean import RunningMean, locked
+from jali.maskbook.calibration.request import CalibrationRequest, settings_digest
+from jali.maskbook.calibration.running_mean import RunningMean
 from jali.maskbook.calibration.scorer import Sampled, Scorer
 from jali.maskbook.container import PICKLES
-from jali.maskbook.fingerprint import fingerprint
 from jali.maskbook.header import read_grid, write_grid
 from jali.maskbook.mode import device_of, transformers_of
 from jali.maskbook.noise import noise_levels
-from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Order, Raster
 from jali.version import __version__
@@ -38,6 +31,8 @@ from jali.version import __version__
 log = logging.getLogger("jali")
 
 BUDGETS = (0.7, 0.5, 0.3)
+
+Generate = Callable[[str, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,66 +62,89 @@ def calibrate(
     blocks: Blocks | None = None,
     order: Order | None = None,
     resume: bool = False,
-    generate: Callable[[str, int], Any] | None = None,
+    generate: Generate | None = None,
     progress: Callable[[Progress], None] | None = None,
     **arguments: Any,
 ) -> MaskBook:
     """Run prompts densely, average what every layer attends to in every step, and write a book.
 
-    With `model`, a name of the registry, each prompt is a `generate_video` with `arguments`
-    (height, width, num_frames, guidance, …); without one the pipeline is called with them; or
-    `generate(prompt, seed)` does what is to be recorded. Prompt i has the seed `seed + i`.
-
-    `branches` "mean" averages over guidance branches, "separate" keeps them apart. `importance`
-    False leaves the 8-bit importance out: the file is far smaller, but no other budget can be
-    derived, and nothing resampled or merged. `scorer` is what is recorded: the importance that
-    entropy samples, another one of `jali.calibrate.scorer`, or a callable of that kind.
-
     The running mean lies in `OUTPUT.partial` until the book is complete: killed at any moment, a
     call with `resume=True` loses at most the prompt in progress and ends with the same book, bit
     for bit. While a prompt runs, two means are on disk, four bytes a block each.
+
+    Args:
+        pipe: a diffusers pipeline, or a transformer.
+        prompts: what is run; prompt i has the seed `seed + i`.
+        output: the book, a .safetensors file.
+        model: a name of the registry: each prompt is a `generate_video` with `arguments` (height,
+            width, num_frames, guidance, …). Without one the pipeline is called with them.
+        steps: of denoising; None: what the model or the pipeline takes by itself.
+        seed: of the first prompt.
+        budgets: shares in 0..1 whose plans are made ready.
+        branches: "mean" averages over guidance branches, "separate" keeps them apart.
+        importance: False leaves the 8-bit importance out: the file is far smaller, but no other
+            budget can be derived, and nothing resampled or merged.
+        sharpness: how strongly heads of low entropy give their share away, as in `Entropy`.
+        scorer: what is recorded: the importance that entropy samples, another one of
+            `jali.maskbook.calibration`, or a callable of that kind.
+        blocks: queries and keys in a block; 256 × 128 where none are given.
+        order: in which tokens are cut into blocks; `Raster()` where none is given.
+        resume: go on after the last whole prompt of an earlier call with the same arguments.
+        generate: `generate(prompt, seed)` runs the pipeline instead.
+        progress: called with a `Progress` for every step.
+        **arguments: of the pipeline's call, the same for all prompts.
+
+    Returns:
+        The book, open.
+
+    Raises:
+        ValueError, TypeError: an argument that cannot be (before anything runs); an unfinished
+            calibration there, without `resume`, or of other arguments; a run whose prompts differ
+            in size, or that leaves out layers.
+        LockedError: another process is calibrating to `output`.
+        OSError: the disk is full (said before a prompt runs) or the place cannot be written.
+
+    Example:
+        >>> book = calibrate(pipe, ["a cat"], "wan.safetensors", steps=50)  # doctest: +SKIP
+        >>> with cached_processor_mode(pipe, book, budget=0.5):  # doctest: +SKIP
+        ...     video = pipe("a dog", num_inference_steps=50)
     """
     output = Path(output)
     request = CalibrationRequest(
-        prompts=prompts_of(prompts), seed=seed, budgets=budgets_of(budgets, importance),
-        branches=branches_of(branches), importance=importance, sharpness=float(sharpness),
-        scorer=scorer or Sampled(), blocks=blocks or Blocks(256, 128), order=order or Raster(),
-        model=model, steps=steps, arguments=arguments,
+        prompts=prompts, seed=seed, budgets=budgets, branches=branches, importance=importance,
+        sharpness=float(sharpness), scorer=scorer or Sampled(), blocks=blocks or Blocks(256, 128),
+        order=order or Raster(), model=model, steps=steps, arguments=arguments,
     )  # fmt: skip
     _check_output(output)
     transformers = transformers_of(pipe)
-    marks = {name: fingerprint(module) for name, module in transformers.items()}
-    for module in transformers.values():
-        _refuse_ranks(module)
-    settings = request.settings(marks)
-    folder = output.with_name(output.name + ".partial")
-    if (
-        resume
-        and not folder.exists()
-        and (done := _finished(output, request, settings)) is not None
-    ):
+    _refuse_ranks(transformers)
+    fingerprints = {name: Fingerprint.of(module) for name, module in transformers.items()}
+    settings = request.settings(fingerprints)
+    folder = output.with_name(f"{output.name}.partial")
+    if resume and not folder.exists() and (done := _finished(output, request, settings)):
         log.info("jali: %s is complete already", output)
         return done
-    with locked(folder):
+    tell = progress or (lambda _: None)
+    count = len(prompts)
+    files.make_folder(folder)
+    with files.lock(folder / "lock", f"another calibration is writing to {folder}"):
         found = _unfinished(folder, settings, resume)
-        made = found
         try:
             run = generate or _generator(pipe, request)
-            made = _record(pipe, run, request, settings, folder, found, progress)
-            header = _header(made, request, marks)
+            mean = _record(pipe, run, request, settings, folder, found, tell)
             book = write_book(
                 output,
-                header,
-                lambda step, layer: torch.from_numpy(made.slab(step, layer)),
+                _header(mean, request, fingerprints),
+                lambda step, layer: torch.from_numpy(mean.slab(step, layer)),
                 device_of(next(iter(transformers.values()))),
-                _writing(progress, len(request.prompts)),
+                lambda step, steps: tell(Progress(count, count, step, steps, writing=True)),
                 scratch=folder,
             )
         except BaseException:
             if RunningMean.load(folder) is None:  # not one prompt to go on from
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        made.remove()
+        mean.remove()
     return book
 
 
@@ -135,53 +153,46 @@ def calibrate(
 
 def _record(
     pipe: Any,
-    generate: Callable[[str, int], Any],
+    generate: Generate,
     request: CalibrationRequest,
     settings: dict[str, Any],
     folder: Path,
     found: RunningMean | None,
-    progress: Callable[[Progress], None] | None,
+    tell: Callable[[Progress], None],
 ) -> RunningMean:
     """Run the prompts that are left."""
-    done = 0 if found is None else found.done
+    done, count = 0, len(request.prompts)
     if found is not None:
-        log.info("jali: going on after %d of %d prompts", done, len(request.prompts))
-    if found is not None and done == len(request.prompts):
-        return found
+        done = found.done
+        log.info("jali: going on after %d of %d prompts", done, count)
+        if done == count:
+            return found
     current = done
-
-    def start(recorder: Recorder) -> RunningMean:
-        return _open(recorder, folder, settings, found)
-
-    def on_step(step: int, steps: int) -> None:
-        if progress is not None:
-            progress(Progress(current, len(request.prompts), step, steps))
-
     recorder = Recorder(
-        request.scorer, request.blocks, request.order, request.branches, start, on_step
-    )
+        request.scorer, request.blocks, request.order, request.header_fields["branches"],
+        start=lambda recorder: _begin(recorder, folder, settings, found),
+        on_step=lambda step, steps: tell(Progress(current, count, step, steps)),
+    )  # fmt: skip
     handle = apply_sparse_attention(pipe, Unplanned())
     # Every call has to come by, also where the user chose who does the dense ones.
     handle.run.dense_choice = None
     handle.run.watch = recorder
     try:
-        for current in range(done, len(request.prompts)):
+        for current in range(done, count):
             if recorder.mean is not None:
                 recorder.mean.begin()
             with torch.no_grad():
                 generate(request.prompts[current], request.seed + current)
-            recorder.finish()
-            assert recorder.mean is not None
-            _check_complete(recorder, handle.run.left_out)
-            recorder.mean.commit(_facts(recorder, pipe))
+            mean = recorder.finish()
+            _check_complete(mean, handle.run.left_out)
+            mean.commit(_facts(recorder, pipe))
     finally:
         recorder.close()
         handle.remove()
-    assert recorder.mean is not None
-    return recorder.mean
+    return mean
 
 
-def _open(
+def _begin(
     recorder: Recorder, folder: Path, settings: dict[str, Any], found: RunningMean | None
 ) -> RunningMean:
     """The running mean, now that the first call has shown how large it is."""
@@ -189,36 +200,25 @@ def _open(
     assert recorder.grid is not None
     steps, layers, heads = recorder.sizes
     tokens, blocks = recorder.grid.tokens, recorder.blocks
-    shape = [
-        steps, layers, len(recorder.branches), heads,
-        -(-tokens // blocks.q), -(-tokens // blocks.k),
-    ]  # fmt: skip
+    rows, columns = -(-tokens // blocks.q), -(-tokens // blocks.k)
+    shape = [steps, layers, len(recorder.branches), heads, rows, columns]
     if found is None:
         found = RunningMean(folder, 0, {"settings": settings, "shape": shape})
-    elif list(found.shape) != shape:
-        raise ValueError(
-            f"{folder} was begun with importance of {list(found.shape)}, this run gives {shape}; "
-            f"call it as before, or delete the folder to start over"
-        )
-    elif read_grid(found.facts["grid"]) != recorder.grid:
-        raise ValueError(
-            f"{folder} was begun with the grid {read_grid(found.facts['grid'])}, this run has "
-            f"{recorder.grid}; call it as before, or delete the folder to start over"
-        )
+    else:
+        _check_as_before(folder, "importance of shape", list(found.shape), shape)
+        _check_as_before(folder, "the grid", read_grid(found.facts["grid"]), recorder.grid)
     found.begin()
     return found
 
 
-def _check_complete(recorder: Recorder, left_out: list[str]) -> None:
-    assert recorder.mean is not None
-    missing = recorder.mean.missing()
+def _check_complete(mean: RunningMean, left_out: Sequence[str]) -> None:
+    missing = mean.missing()
     if missing:
         step, layer = missing[0]
         why = f" ({'; '.join(left_out)})" if left_out else ""
         raise ValueError(
-            f"{len(missing)} of {recorder.mean.shape[0] * recorder.mean.shape[1]} places recorded "
-            f"nothing, the first at step {step}, layer {layer}{why}; a book needs every layer in "
-            f"every step"
+            f"{len(missing)} of {mean.shape[0] * mean.shape[1]} places recorded nothing, the first "
+            f"at step {step}, layer {layer}{why}; a book needs every layer in every step"
         )
 
 
@@ -238,52 +238,39 @@ def _facts(recorder: Recorder, pipe: Any) -> dict[str, Any]:
     }
 
 
-def _generator(pipe: Any, request: CalibrationRequest) -> Callable[[str, int], Any]:
-    if request.model is not None:
+def _generator(pipe: Any, request: CalibrationRequest) -> Generate:
+    model, steps, arguments = request.model, request.steps, request.arguments
+    if model is not None:
         from jali.integration.models.pipeline import generate_video
 
-        model = request.model
-
-        def by_name(prompt: str, seed: int) -> Any:
-            return generate_video(
-                pipe, prompt, model, steps=request.steps, seed=seed, **request.arguments
-            )
-
-        return by_name
-
-    def direct(prompt: str, seed: int) -> Any:
-        given = {} if request.steps is None else {"num_inference_steps": request.steps}
-        return pipe(
-            **{
-                "prompt": prompt,
-                "output_type": "latent",  # pictures are not needed
-                "generator": torch.Generator().manual_seed(seed),
-                **given,
-                **request.arguments,
-            }
+        return lambda prompt, seed: generate_video(
+            pipe, prompt, model, steps=steps, seed=seed, **arguments
         )
 
-    return direct
+    def call(prompt: str, seed: int) -> Any:
+        given: dict[str, Any] = {} if steps is None else {"num_inference_steps": steps}
+        given |= {"output_type": "latent", "generator": torch.Generator().manual_seed(seed)}
+        return pipe(**{"prompt": prompt, **given, **arguments})  # pictures are not needed
+
+    return call
 
 
 # The book
 
 
 def _header(
-    made: RunningMean, request: CalibrationRequest, marks: dict[str, Fingerprint]
+    mean: RunningMean, request: CalibrationRequest, fingerprints: Mapping[str, Fingerprint]
 ) -> Header:
-    facts = made.facts
-    _, layers, _, heads, _, _ = made.shape
-    used = {name: mark for name, mark in marks.items() if name in facts["transformers"]}
-    grid: TokenGrid = read_grid(facts["grid"])
-    plain = {
+    facts = mean.facts
+    _, layers, _, heads, _, _ = mean.shape
+    numbers = {
         name: value
         for name, value in request.arguments.items()
         if value is None or isinstance(value, bool | int | float)
     }
     return Header(
-        fingerprints=used,
-        grid=grid,
+        fingerprints={n: f for n, f in fingerprints.items() if n in facts["transformers"]},
+        grid=read_grid(facts["grid"]),
         order=request.order,
         blocks=request.blocks,
         layers=layers,
@@ -291,36 +278,32 @@ def _header(
         noise=tuple(facts["noise"]),
         noise_kind=facts["noise_kind"],
         transformers=tuple(facts["transformers"]),
-        branches=request.branches,
-        budgets=request.budgets,
-        prompts=request.digests,
-        importance=request.importance,
-        sharpness=request.sharpness,
+        prompts=request.prompt_digests,
         scorer=request.scorer.name,
         model=request.model,
-        settings={**plain, "seed": request.seed, "calibration": digest(facts["settings"])},
+        settings={
+            **numbers, "seed": request.seed, "calibration": settings_digest(facts["settings"]),
+        },
         jali=__version__,
-    )
+        **request.header_fields,
+    )  # fmt: skip
 
 
 def _finished(
-    output: Path, request: CalibrationRequest, settings: dict[str, Any]
+    output: Path, request: CalibrationRequest, settings: Mapping[str, Any]
 ) -> MaskBook | None:
     """The book that this calibration would make, where it lies there already."""
-    if not output.exists():
-        return None
     with contextlib.suppress(ValueError, OSError):
         book = MaskBook.open(output)
-        h = book.header
-        same = h.settings.get("calibration") == digest(settings) and not h.history
-        rest = (h.budgets, h.importance, h.sharpness)
-        if same and rest == (request.budgets, request.importance, request.sharpness):
+        h, wanted = book.header, request.header_fields
+        same = h.settings.get("calibration") == settings_digest(settings) and not h.history
+        if same and all(getattr(h, name) == value for name, value in wanted.items()):
             return book
     return None
 
 
 def _unfinished(folder: Path, settings: dict[str, Any], resume: bool) -> RunningMean | None:
-    for half in folder.glob(".*.tmp"):  # of a writer that was killed
+    for half in folder.glob(".*"):  # books of a writer that was killed
         half.unlink()
     found = RunningMean.load(folder)
     if found is None:
@@ -332,24 +315,19 @@ def _unfinished(folder: Path, settings: dict[str, Any], resume: bool) -> Running
         )
     before = found.facts["settings"]
     for name in sorted({*before, *settings}):
-        if before.get(name) != settings.get(name):
-            raise ValueError(
-                f"{folder} was begun with {name} = {str(before.get(name))[:120]}, and this call "
-                f"has {str(settings.get(name))[:120]}; call it as before, or delete the folder to "
-                f"start over"
-            )
+        _check_as_before(folder, f"{name} =", before.get(name), settings.get(name))
     return found
 
 
-def _writing(
-    progress: Callable[[Progress], None] | None, prompts: int
-) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda step, steps: progress(Progress(prompts, prompts, step, steps, writing=True))
-
-
 # Refusals, before minutes of work
+
+
+def _check_as_before(folder: Path, what: str, before: Any, now: Any) -> None:
+    if before != now:
+        raise ValueError(
+            f"{folder} was begun with {what} {str(before)[:120]}, and this call has "
+            f"{str(now)[:120]}; call it as before, or delete the folder to start over"
+        )
 
 
 def _check_output(output: Path) -> None:
@@ -361,16 +339,17 @@ def _check_output(output: Path) -> None:
         )
     if output.is_dir():
         raise ValueError(f"{output} is a folder; name a file in it")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(output.parent)
     if not os.access(output.parent, os.W_OK):
         raise PermissionError(f"{output.parent} cannot be written to")
 
 
-def _refuse_ranks(module: Any) -> None:
-    config = getattr(module, "_parallel_config", None)
-    for kind in ("context_parallel_config", "tensor_parallel_config"):
-        if getattr(config, kind, None) is not None:
-            raise ValueError(
-                "calibrating needs every head in one process; load the pipeline without context or "
-                "tensor parallelism (its book serves those runs too)"
-            )
+def _refuse_ranks(transformers: Mapping[str, Any]) -> None:
+    for module in transformers.values():
+        config = getattr(module, "_parallel_config", None)
+        for kind in ("context_parallel_config", "tensor_parallel_config"):
+            if getattr(config, kind, None) is not None:
+                raise ValueError(
+                    "calibrating needs every head in one process; load the pipeline without "
+                    "context or tensor parallelism (its book serves those runs too)"
+                )
