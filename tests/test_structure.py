@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +17,8 @@ HEAVY = ("triton", "diffusers", "flash_attn", "transformers", "matplotlib")
 # Each module may import those with a smaller number, and its own package. A new part of the
 # library joins by one line.
 LAYERS = {
-    "kernels": 0, "version": 0, "error": 0, "moved": 0, "files": 1, "clips": 2, "tokens": 1,
-    "planning": 2, "methods": 3, "backends": 3,
+    "kernels": 0, "version": 0, "error": 0, "moved": 0, "lazy": 0, "files": 1, "clips": 2,
+    "tokens": 1, "planning": 2, "methods": 3, "backends": 3,
     "presets": 4, "checks": 4, "attend": 5, "functional": 6, "integration": 7, "": 7,
     "maskbook": 8, "nano": 8, "generation": 9, "evaluation": 10, "experiments": 11, "cli": 12,
     "__main__": 13,
@@ -102,17 +100,6 @@ def test_planning_never_waits_for_the_device(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             assert node.func.attr not in waits, f"{path}:{node.lineno} .{node.func.attr}()"
-
-
-def test_importing_jali_takes_nothing_heavy_with_it() -> None:
-    code = f"import sys, jali; print([m for m in {HEAVY} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
-
-
-def test_the_public_names_exist() -> None:
-    for name in jali.__all__:
-        assert getattr(jali, name).__doc__, name
 
 
 def test_no_vague_names() -> None:

@@ -1,0 +1,45 @@
+"""The public names, and the modules that define them: the one list, for type checkers and for
+`jali.lazy`, which finds a name when it is asked for."""
+
+from jali.attend import Attended as Attended
+from jali.attend import attend as attend
+from jali.functional import sparse_attention as sparse_attention
+from jali.integration.autoregressive import autoregressive_mode as autoregressive_mode
+from jali.integration.backend_name import register_backend as register_backend
+from jali.integration.config import SparseAttentionConfig as SparseAttentionConfig
+from jali.integration.families import register_family as register_family
+from jali.integration.models.pipeline import generate_video as generate_video
+from jali.integration.models.pipeline import load_pipeline as load_pipeline
+from jali.integration.modes import apply_sparse_attention as apply_sparse_attention
+from jali.integration.modes import make_step_callback as make_step_callback
+from jali.integration.modes import sparse_processor_mode as sparse_processor_mode
+from jali.maskbook import MaskBook as MaskBook
+from jali.maskbook.calibration import calibrate as calibrate
+from jali.maskbook.mode import cached_processor_mode as cached_processor_mode
+from jali.methods import AdaBsa as AdaBsa
+from jali.methods import Dense as Dense
+from jali.methods import Entropy as Entropy
+from jali.methods import Local as Local
+from jali.methods import Method as Method
+from jali.methods import Psa as Psa
+from jali.methods import Random as Random
+from jali.methods import RfV2 as RfV2
+from jali.methods import Schedule as Schedule
+from jali.methods import make_method as make_method
+from jali.planning.budget import Budget as Budget
+from jali.planning.plan import BlockPlan as BlockPlan
+from jali.planning.site import Site as Site
+from jali.presets import Preset as Preset
+from jali.presets import load_preset as load_preset
+from jali.presets import presets as presets
+from jali.tokens.grid import Box as Box
+from jali.tokens.grid import Text as Text
+from jali.tokens.grid import TokenGrid as TokenGrid
+from jali.tokens.layout import BlockLayout as BlockLayout
+from jali.tokens.layout import Blocks as Blocks
+from jali.tokens.layout import block_layout as block_layout
+from jali.tokens.order import FrameWindows as FrameWindows
+from jali.tokens.order import Gilbert as Gilbert
+from jali.tokens.order import Raster as Raster
+from jali.tokens.order import Tiled as Tiled
+from jali.version import __version__ as __version__
