@@ -12,6 +12,7 @@ from torch import Tensor
 pytest.importorskip("diffusers")
 
 from diffusers import CogVideoXTransformer3DModel, WanTransformer3DModel
+from diffusers.models.attention_dispatch import AttentionBackendName
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
 from jali import Box, Budget, Dense, Entropy, Method, Psa, RfV2, Schedule, attend
@@ -185,6 +186,22 @@ def test_a_chunk_knows_its_place_among_the_keys(
         expected = torch.cat([torch.zeros(blocks, 2 * blocks), torch.eye(blocks)], 1)
         assert torch.equal(plan.levels[0, 0].float(), expected)
         assert plan.layout.k_grid.segments == (Box(3 * CHUNK, SIDE // 2, SIDE // 2),)
+
+
+def test_a_backend_of_diffusers_is_for_the_other_attentions(
+    wan: Any, chunks: list[Tensor], text: Tensor
+) -> None:
+    expected, _ = run(wan, chunks[:2], text, Entropy(Budget(0.3), **SMALL_BLOCKS))
+    with autoregressive_mode(wan, Entropy(Budget(0.3), **SMALL_BLOCKS)) as state:
+        for chunk, theirs in zip(chunks[:2], expected, strict=True):
+            for block in wan.blocks:
+                for attn in (block.attn1, block.attn2):  # what set_attention_backend does
+                    attn.processor._attention_backend = AttentionBackendName.NATIVE
+            assert torch.equal(wan(chunk, T, text).sample, theirs)
+            state.keep()
+    for block in wan.blocks:
+        assert block.attn1.processor._attention_backend is None
+        block.attn2.processor._attention_backend = None
 
 
 def test_a_chunk_is_denoised_in_steps(wan: Any, chunks: list[Tensor], text: Tensor) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
+from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor, nn
 
 from jali.attend import attend
+from jali.integration.backend_name import add_backend_name
 from jali.methods import Method, make_method
 from jali.methods.method import check_count
 from jali.planning.site import Site
@@ -151,16 +153,15 @@ class ChunkState:
         """The chunk is done: what its last pass wrote, in every branch, is what later ones read."""
         if self._box is None:
             raise ValueError("there is no chunk to keep: the transformer was not called")
-        for branch, caches in self._caches.items():
-            for layer, cache in enumerate(caches):
-                if cache.pending != self._box.frames:
-                    raise ValueError(
-                        f"layer {layer} (branch {branch!r}) has not seen this chunk: "
-                        f"run every branch to its end before keep(), and no cache that skips layers"
-                    )
-        for caches in self._caches.values():
-            for cache in caches:
-                cache.keep()
+        every = [(b, i, c) for b, caches in self._caches.items() for i, c in enumerate(caches)]
+        for branch, layer, cache in every:
+            if cache.pending != self._box.frames:
+                raise ValueError(
+                    f"layer {layer} (branch {branch!r}) has not seen this chunk: "
+                    f"run every branch to its end before keep(), and no cache that skips layers"
+                )
+        for _, _, cache in every:
+            cache.keep()
         self.frames += self._box.frames
         self.chunk += 1
         self._box = None
@@ -193,17 +194,11 @@ class ChunkState:
         offset = cache.tokens
         keys, values = cache.put(k, v, box.frames)
         site = replace(self.site, layer=layer, layers=self.layers)
+        video = replace(box, frames=cache.frames + box.frames)
         done = attend(
-            q,
-            keys,
-            values,
-            method=self.method,
-            grid=TokenGrid((box,)),
-            key_grid=TokenGrid((replace(box, frames=cache.frames + box.frames),)),
-            offset=offset,
-            site=site,
-            backend=self.backend,
-        )
+            q, keys, values, method=self.method, grid=TokenGrid((box,)),
+            key_grid=TokenGrid((video,)), offset=offset, site=site, backend=self.backend,
+        )  # fmt: skip
         cost = None if done.executed is None else done.executed.costs.mean()
         self.calls.append(ChunkCall(self.chunk, site, keys.shape[2], cost))
         return done.out
@@ -220,11 +215,20 @@ class ChunkState:
         return self._caches[branch][layer]
 
 
-class ChunkProcessor:
+class ChunkProcessor(WanAttnProcessor):
     """Wan's self-attention with the keys of earlier chunks. One per layer; holds no weights."""
 
     def __init__(self, state: ChunkState, layer: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.state, self.layer = state, layer
+
+    @property
+    def _attention_backend(self) -> Any:
+        """What diffusers' dispatcher asks for; `set_attention_backend` leaves it as it is."""
+        return add_backend_name("_jali_chunk", _attend_chunk)
+
+    @_attention_backend.setter
+    def _attention_backend(self, backend: Any) -> None: ...
 
     def __call__(
         self,
@@ -236,28 +240,22 @@ class ChunkProcessor:
     ) -> Tensor:
         if encoder_hidden_states is not None or attention_mask is not None:
             raise ValueError("a chunk attends to its own cache: no other keys, no mask")
-        if attn.fused_projections:
-            q, k, v = attn.to_qkv(hidden_states).chunk(3, dim=-1)
-        else:
-            q, k, v = (to(hidden_states) for to in (attn.to_q, attn.to_k, attn.to_v))
-        q, k, v = (x.unflatten(2, (attn.heads, -1)) for x in (attn.norm_q(q), attn.norm_k(k), v))
-        if rotary_emb is not None:
-            q, k = _rotate(q, *rotary_emb), _rotate(k, *rotary_emb)
-        out = self.state.attend(self.layer, *(x.transpose(1, 2) for x in (q, k, v)))
-        out = out.transpose(1, 2).flatten(2, 3).type_as(q)
-        for part in attn.to_out:  # a projection, then dropout
-            out = part(out)
+        before = _CALLER.set(self)
+        try:
+            out: Tensor = super().__call__(attn, hidden_states, rotary_emb=rotary_emb)
+        finally:
+            _CALLER.reset(before)
         return out
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on neighbouring pairs. x [B, S, H, D], cos and sin [1, S, 1, D]."""
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = cos[..., 0::2], sin[..., 1::2]
-    out = torch.empty_like(x)
-    out[..., 0::2] = even * cos - odd * sin
-    out[..., 1::2] = even * sin + odd * cos
-    return out
+_CALLER: ContextVar[ChunkProcessor] = ContextVar("caller")
+
+
+def _attend_chunk(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """What the dispatcher calls for a ChunkProcessor. [B, S, H, D] -> like query."""
+    caller = _CALLER.get()
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    return caller.state.attend(caller.layer, q, k, v).transpose(1, 2)
 
 
 @contextlib.contextmanager
@@ -279,9 +277,24 @@ def autoregressive_mode(
                 transformer(chunk, t_clean, text)  # what later chunks are to read
                 state.keep()
 
-    Positions go on in time from chunk to chunk. `frame_limit` keeps that many latent frames, of
-    which the first `sink_frames` stay for good. Processors and hooks are as before afterwards,
+    Positions go on in time from chunk to chunk. Processors and hooks are as before afterwards,
     however the block ends. Runs eagerly: the cache grows, so nothing here is for torch.compile.
+
+    Args:
+        model: the transformer, or a pipeline whose `transformer` it is.
+        method: a method's name, or a Method with its schedule.
+        backend: who executes plans.
+        frame_limit: how many latent frames are kept; all of them without one.
+        sink_frames: how many of the first frames stay for good.
+
+    Yields:
+        The state of the run: `at` says the step, `keep` ends a chunk, `reset` begins another
+        video, `cost` is the share of dense work.
+
+    Raises:
+        TypeError: `model` is no transformer and has none.
+        ValueError: it is not a stock Wan transformer, or is in another mode already; or
+            `sink_frames` is not below `frame_limit`.
     """
     transformer = getattr(model, "transformer", model)
     layers = _self_attentions(transformer)
@@ -301,8 +314,6 @@ def autoregressive_mode(
 
 def _self_attentions(transformer: Any) -> list[Any]:
     """In order; refuses what is not a stock Wan transformer."""
-    from diffusers.models.transformers.transformer_wan import WanAttnProcessor
-
     if not isinstance(transformer, nn.Module):
         raise TypeError(f"a transformer or a pipeline is needed, got {type(transformer).__name__}")
     found = [m for name, m in transformer.named_modules() if _SELF_ATTENTION.fullmatch(name)]

@@ -14,22 +14,25 @@ from jali.tokens.grid import Box, Text, TokenGrid
 ATTENTION_CALLS = ("dispatcher", "cogvideox", "hunyuan15")
 BRANCHES: Mapping[str, str] = MappingProxyType(
     {
-        "cond": "cond",
-        "uncond": "uncond",
-        "pred_cond": "cond",
-        "pred_uncond": "uncond",
-        "cond_uncond": "batched",
+        "cond": "cond", "uncond": "uncond", "cond_uncond": "batched",
+        "pred_cond": "cond", "pred_uncond": "uncond",
     }
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Family:
     """One transformer class.
 
-    `layers` is a regex over module names: its self-attentions, in order of execution. `text` says
-    where text tokens lie in the joint sequence. `branches` translates the names under which
-    pipelines announce their passes; an unknown name stays as it is.
+    Args:
+        name: in words, for messages.
+        transformer: the name of the class.
+        layers: a regex over module names: its self-attentions, in order of execution.
+        geometry: how the grid of a call follows from its arguments.
+        text: where text tokens lie in the joint sequence: "none", "front" or "back".
+        attention_call: how jali gets at q, k and v; a new class goes through diffusers' dispatcher.
+        branches: translates the names under which pipelines announce their passes; an unknown
+            name stays as it is.
     """
 
     name: str
@@ -75,31 +78,35 @@ _TABLE = (
     Family("Wan", "WanTransformer3DModel", _WAN),
     Family("Wan VACE", "WanVACETransformer3DModel", r"^(vace_)?blocks\.\d+\.attn1$"),
     Family(
-        "CogVideoX",
-        "CogVideoXTransformer3DModel",
-        _FIRST,
-        LatentShape(axes=(1, 3, 4)),
-        text="front",
-        attention_call="cogvideox",
+        "CogVideoX", "CogVideoXTransformer3DModel", _FIRST, LatentShape(axes=(1, 3, 4)),
+        text="front", attention_call="cogvideox",
     ),
     Family("HunyuanVideo", "HunyuanVideoTransformer3DModel", _TWO, text="back"),
     Family(
-        "HunyuanVideo 1.5",
-        "HunyuanVideo15Transformer3DModel",
-        _ONE,
-        text="back",
-        attention_call="hunyuan15",
+        "HunyuanVideo 1.5", "HunyuanVideo15Transformer3DModel", _ONE,
+        text="back", attention_call="hunyuan15",
     ),
     Family("LTX-Video", "LTXVideoTransformer3DModel", _FIRST, NamedSizes()),
     Family("LTX-2", "LTX2VideoTransformer3DModel", _FIRST, NamedSizes()),
     Family("Flux", "FluxTransformer2DModel", _TWO, ImageIds(), text="front"),
     Family("Qwen-Image", "QwenImageTransformer2DModel", _ONE, ShapeList(), text="front"),
-)
+)  # fmt: skip
 FAMILIES: dict[str, Family] = {family.transformer: family for family in _TABLE}
 
 
 def register_family(family: Family) -> None:
-    """Teach jali another transformer class. One that is known already is replaced."""
+    """Teach jali another transformer class. One that is known already is replaced.
+
+        register_family(
+            Family("Mine", "MyTransformer3DModel", layers=r"^blocks[.][0-9]+[.]attn1$", text="back")
+        )
+
+    Args:
+        family: what there is to know of it; its subclasses are of the same family.
+
+    Raises:
+        TypeError: it is not a `Family`.
+    """
     if not isinstance(family, Family):
         raise TypeError(f"register_family takes a Family, got {family!r}")
     FAMILIES[family.transformer] = family

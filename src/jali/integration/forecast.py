@@ -27,14 +27,15 @@ def device_name(device: torch.device | str) -> str:
 
 
 def attention_times(
-    *, heads: int, head_dim: int, tokens: int, cost: float, device: str, backend: str
+    *, heads: int, head_dim: int, tokens: int, cost: float | None, device: str, backend: str
 ) -> tuple[float, float] | None:
-    """(dense, sparse) milliseconds of one attention call, planning included; None if unknown.
+    """(dense, sparse) milliseconds of one attention call, planning included; None if unknown, or
+    where only the data can tell the cost.
 
     `heads` counts those of all samples. Dense is the fastest dense kernel, not the slowest.
     """
     known = constants()["devices"].get(device, {}).get(backend)
-    if known is None:
+    if known is None or cost is None:
         return None
     work = 4.0 * heads * float(tokens) ** 2 * head_dim / 1e9  # in units of a TFLOP/s times a ms
     dense = work / known["dense_tflops"]
@@ -52,8 +53,6 @@ def attention_speedup(
     backend: str,
 ) -> float | None:
     """Of one attention call over the fastest dense one; None where nothing was measured."""
-    if cost is None:
-        return None
     times = attention_times(
         heads=heads, head_dim=head_dim, tokens=tokens, cost=cost, device=device_name(device),
         backend=backend,
@@ -75,8 +74,6 @@ def model_speedup(
     backend: str,
 ) -> float | None:
     """Of a whole generation's transformer calls, `sparse_share` of whose attention is sparse."""
-    if cost is None:
-        return None
     name = device_name(device)
     times = attention_times(
         heads=batch * heads, head_dim=head_dim, tokens=tokens, cost=cost, device=name,

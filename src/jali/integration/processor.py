@@ -12,7 +12,7 @@ from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor
 
 from jali.integration import operator, parallel
-from jali.integration.registration import add_backend_name
+from jali.integration.backend_name import add_backend_name
 
 RUN_BACKEND = "_jali_run"  # the underscore marks it private, as in diffusers
 

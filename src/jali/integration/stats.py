@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +20,9 @@ class CallWork(NamedTuple):
     blocks: int
 
 
-@dataclass(slots=True)
-class CallRecord:
-    """One attention call. Numbers stay on the device until someone asks for them."""
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One attention call: where it was, and how it was computed."""
 
     transformer: str
     layer: int
@@ -30,24 +31,23 @@ class CallRecord:
     tokens: int
     backend: str
     reason: str | None  # why it was dense; None where it was sparse
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord(AttentionCall):
+    """A call as it is noted. Numbers stay on the device until someone asks for them."""
+
     work: CallWork | None = None  # None where it was dense
     total: Tensor | None = None  # sum of the output: not finite where any of it is not
     heads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class CallRow:
-    """One attention call, as plain values."""
+class CallRow(AttentionCall):
+    """A call as plain values: its cost, and that of every head."""
 
-    transformer: str
-    layer: int
-    step: int
-    branch: str
-    tokens: int
     cost: float
-    backend: str
-    reason: str | None
-    heads: tuple[float, ...] = ()  # the cost of every head
+    heads: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +108,14 @@ class Stats:
 def read_records(records: list[CallRecord]) -> tuple[CallRow, ...]:
     """Records as rows. Waits for the device, once."""
     counts = _host([r.work.tally for r in records if r.work is not None])
+    names = [field.name for field in fields(AttentionCall)]
     rows = []
-    for r in records:
-        heads = (1.0,) * r.heads if r.work is None else _costs(r.work, counts, r.heads)
-        rows.append(
-            CallRow(
-                r.transformer, r.layer, r.step, r.branch, r.tokens, sum(heads) / len(heads),
-                r.backend, r.reason, heads,
-            )
-        )  # fmt: skip
+    for record in records:
+        heads = (1.0,) * record.heads
+        if record.work is not None:
+            heads = _costs(record.work, counts, record.heads)
+        facts = {name: getattr(record, name) for name in names}
+        rows.append(CallRow(**facts, cost=sum(heads) / len(heads), heads=heads))
     return tuple(rows)
 
 
@@ -136,10 +135,8 @@ def first_not_finite(records: list[CallRecord]) -> CallRecord | None:
     """The first call whose output was not finite. Waits for the device, once."""
     checked = [r for r in records if r.total is not None]
     totals = _host([r.total for r in checked if r.total is not None])
-    for record, total in zip(checked, totals, strict=True):
-        if total != total or total in (float("inf"), float("-inf")):
-            return record
-    return None
+    pairs = zip(checked, totals, strict=True)
+    return next((record for record, total in pairs if not math.isfinite(total)), None)
 
 
 def _host(values: list[Tensor]) -> Iterator[float]:

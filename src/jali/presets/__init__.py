@@ -13,7 +13,13 @@ from jali.presets.preset import ModelPresets, Preset, VideoScale
 
 
 def presets(model: str | None = None) -> tuple[Preset, ...]:
-    """Every preset that comes with the package, or those of one model."""
+    """Every preset that comes with the package, or those of one model.
+
+        for preset in presets("wan-t2v-1.3b"):
+            print(preset)
+
+    `model` is any name of the model; `ValueError` where there is no such one.
+    """
     shipped = _shipped().values() if model is None else (_shipped()[resolve_model(model)],)
     return tuple(preset for found in shipped for preset in found.presets)
 
@@ -23,9 +29,20 @@ def load_preset(
 ) -> Preset:
     """A preset by name, or the model's default one without a name.
 
-    `model` is a name of the registry or of PSA (`wan-t2v-1.3b`, `Wan2.1_1.3b`, `wan21_1.3b`). It
-    may be left out where the name means the same for every model that has it. `config` is a file
-    in jali's format or in PSA's; without one the presets of this package are searched.
+        preset = load_preset("psa_balanced", "wan-t2v-1.3b")
+        handle = apply_sparse_attention(pipe, preset)
+
+    Args:
+        name: of the preset, where - and _ are one.
+        model: a name of the registry or of PSA (`wan-t2v-1.3b`, `Wan2.1_1.3b`, `wan21_1.3b`). It
+            may be left out where the name means the same for every model that has it.
+        config: a file in jali's format or in PSA's; without one the presets of this package are
+            searched.
+
+    Raises:
+        ValueError: an unknown name, one that means several presets, or a file that is not valid,
+            with the place in it.
+        FileNotFoundError: there is no such file.
     """
     if config is not None:
         return _from_file(name, model, config)

@@ -29,11 +29,20 @@ class VideoScale:
 
 @dataclass(frozen=True)
 class Preset:
-    """A method, and what the file it comes from says of the model it is meant for.
+    """A method with a name, and what the file it comes from says of the model it is meant for.
 
-    `video_scale` and `text_length` are kept where a file states them (presets of this package do
-    not: the grid comes from the call), and `check` compares them with the grid of a run. `tile_n`
-    is the key tile PSA's kernels were tuned with. `notes` say what was decided for want of a key.
+        print(load_preset("entropy_balanced").method)
+
+    Args:
+        name: of the preset.
+        model: the registry's name of its model; None where it is for every model.
+        method: the method with its schedule.
+        description: in words.
+        source: the file it comes from.
+        video_scale, text_length: kept where a file states them (presets of this package do not:
+            the grid comes from the call); `check` compares them with the grid of a run.
+        tile_n: the key tile PSA's kernels were tuned with.
+        notes: what was decided for want of a key.
     """
 
     name: str

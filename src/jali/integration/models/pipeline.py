@@ -46,16 +46,30 @@ def load_pipeline(
 ) -> Any:
     """The diffusers pipeline of a model of the registry, on its device and ready to call.
 
-    `path` is a local folder or a hub id to use instead of the model's own; either is checked to be
-    that model. Without a `device` a GPU is used where there is one. Without a `dtype` weights are
-    bf16 on a GPU and fp32 on a CPU (the VAE of Wan is always fp32). `cpu_offload` is True or
-    "model" (whole parts wait in host memory) or "sequential" (layers do: slow, least memory).
-    `lora` is a file, a folder, a hub id, or REPO:FOLDER/FILE; of two experts both get it, or each
-    its own of a pair (high noise, low noise).
+        pipe = load_pipeline("wan-t2v-1.3b", device="cuda", dtype="bf16")
 
     The checkpoint's scheduler is kept. Only its flow shift is set where the registry names one:
-    that of `height` × `width`, by default the model's own size (`generate_video` follows the size
-    it is given).
+    that of `height` × `width` (`generate_video` follows the size it is given).
+
+    Args:
+        name: of the registry, one of its other names, or the model's hub id.
+        path: a local folder or a hub id to use instead of the model's own; either is checked to
+            be that model, and the files of a folder to be whole.
+        device: a GPU where there is one.
+        dtype: of the weights: "bf16", "fp16", "fp32" or a torch dtype; bf16 on a GPU and fp32 on a
+            CPU without one. The VAE of Wan is always fp32.
+        cpu_offload: True or "model" (whole parts wait in host memory) or "sequential" (layers do:
+            slow, least memory).
+        lora: a file, a folder, a hub id, or REPO:FOLDER/FILE; of two experts both get it, or each
+            its own of a pair (high noise, low noise).
+        height, width: the size that the flow shift is for; the model's own without them.
+        vae_tiling: decode tile by tile, in less memory.
+        revision, token, local_files_only: of the hub.
+
+    Raises:
+        ValueError: an unknown name or value, another model's checkpoint, or a damaged file.
+        FileNotFoundError: a folder or one of its files is missing.
+        OSError: the hub cannot be reached, and its cache lacks the model.
     """
     card = model_card(name)
     device = choose_device(device)
@@ -107,19 +121,37 @@ def generate_video(
 ) -> Tensor:
     """The frames of one prompt: fp32 [F, H, W, 3] in 0…1 on the CPU; an image is one frame.
 
-    What is not given is the model's default. A size or frame count that the model cannot make is
-    refused with the nearest ones it can. The flow shift follows the size, for this call only, as
-    long as the scheduler has one of the model's own; a shift of yours stays. Further `arguments`
-    go to the pipeline as they are (`max_sequence_length`, `latents`, …). One seed gives one video.
+        video = generate_video(pipe, "a cat on a beach", "wan-t2v-1.3b", steps=30, seed=1)
+
+    What is not given is the model's default. One seed gives one video.
+
+    Args:
+        pipe: of `load_pipeline`, or any other of the model's class.
+        prompt: one text.
+        model_name: the registry's name, or a card of one's own.
+        height, width, num_frames: a size that the model cannot make is refused with the nearest
+            ones it can.
+        steps: of denoising.
+        guidance, guidance_2: how strongly the prompt is followed; by the second expert.
+        seed: of the noise, drawn on the CPU.
+        negative_prompt: what is not wanted; refused where it would have no effect.
+        shift: the flow shift, for this call only. Without one it follows the size as long as the
+            scheduler has one of the model's own; a shift of yours stays.
+        callback_on_step_end: the pipeline's own.
+        arguments: go to the pipeline as they are (`max_sequence_length`, `latents`, …).
+
+    Raises:
+        ValueError, TypeError: whatever the model or its pipeline cannot do, before any work.
     """
     card = model_card(model_name)
     _check_pipeline(card, pipe)
-    height = card.height if height is None else height
-    width = card.width if width is None else width
-    frames = card.frames if num_frames is None else num_frames
+    given = (height, width, num_frames, steps)
+    usual = (card.height, card.width, card.frames, card.steps)
+    height, width, frames, steps = (
+        default if value is None else value for value, default in zip(given, usual, strict=True)
+    )
     check_size(strides_of(pipe, card), height, width, frames, card)
-    steps = card.steps if steps is None else steps
-    _check_numbers(prompt, steps, seed, guidance, guidance_2, shift)
+    _check_values(prompt, steps, seed, guidance=guidance, guidance_2=guidance_2, shift=shift)
     call = {
         "prompt": prompt,
         "height": height,
@@ -136,7 +168,7 @@ def generate_video(
     arguments = {**card.call, **arguments}
     if shift is None and card.shift is not None:
         shift = card.shift.at(height, width) if _shift(pipe.scheduler) in card.shift else None
-    with _shifted(pipe.scheduler, shift), _guided(pipe, card, guidance):
+    with _use_shift(pipe.scheduler, shift), _use_guidance(pipe, card, guidance):
         output = pipe(**call, **arguments)
     return _frames(output, card)
 
@@ -152,20 +184,13 @@ def _check_pipeline(card: ModelCard, pipe: Any) -> None:
         )
 
 
-def _check_numbers(
-    prompt: Any,
-    steps: Any,
-    seed: Any,
-    guidance: float | None,
-    guidance_2: float | None,
-    shift: float | None,
-) -> None:
+def _check_values(prompt: Any, steps: Any, seed: Any, **numbers: float | None) -> None:
     if not isinstance(prompt, str):
         raise TypeError(f"prompt is one text (call once per prompt), got {prompt!r}")
     check_count("steps", steps)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
-    for name, value in (("guidance", guidance), ("guidance_2", guidance_2), ("shift", shift)):
+    for name, value in numbers.items():
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -210,7 +235,7 @@ def _check_arguments(
 
 
 @contextlib.contextmanager
-def _guided(pipe: Any, card: ModelCard, scale: float | None) -> Iterator[None]:
+def _use_guidance(pipe: Any, card: ModelCard, scale: float | None) -> Iterator[None]:
     """Another scale for the checkpoint's own guider, for one call."""
     if card.guidance.kind != "guider" or scale is None:
         yield
@@ -254,7 +279,7 @@ def _set_shift(scheduler: Any, shift: float) -> None:
 
 
 @contextlib.contextmanager
-def _shifted(scheduler: Any, shift: float | None) -> Iterator[None]:
+def _use_shift(scheduler: Any, shift: float | None) -> Iterator[None]:
     before = _shift(scheduler)
     if shift is None or shift == before:
         yield
