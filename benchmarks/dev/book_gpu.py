@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from jali.backends import Task, choose
-from jali.evaluation.bench import record
-from jali.evaluation.bench.check import sampled_error
-from jali.evaluation.bench.inputs import make_inputs
-from jali.evaluation.bench.shapes import SHAPES
+from jali.evaluation.bench.inputs import SHAPES, make_inputs
+from jali.evaluation.bench.machine import machine
+from jali.evaluation.bench.measure import sampled_error
+from jali.files import write_json
 from jali.maskbook import Fingerprint, Header, MaskBook, write_book
 from jali.maskbook.bits import plan_of
 from jali.maskbook.cached import Cached
@@ -255,7 +255,7 @@ def main() -> None:
     args = parser.parse_args()
     result: dict[str, Any] = {
         "what": "replay and calibration of a MaskBook",
-        "machine": record.machine(DEVICE),
+        "machine": machine(DEVICE),
         "shape": {
             "name": SHAPE.name, "grid": str(SHAPE.grid), "tokens": SHAPE.tokens,
             "heads": SHAPE.heads, "head_dim": SHAPE.head_dim, "blocks": str(BLOCKS),
@@ -295,10 +295,10 @@ def main() -> None:
             except Exception as error:
                 result[name] = {"failed": repr(error)[:500]}
             say(f"{name}: {result[name]}")
-            record.write(target, result)
+            write_json(target, result, sort_keys=False)
         book.close()
     result["device_seconds"] = round(time.monotonic() - START, 1)
-    record.write(target, result)
+    write_json(target, result, sort_keys=False)
     say(f"written {target}")
 
 

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from jali import cached_processor_mode, generate_video, load_pipeline, sparse_processor_mode
-from jali.evaluation.bench import record
+from jali.evaluation.bench.machine import machine
 from jali.evaluation.quality.metric import psnr, ssim
+from jali.files import write_json
 from jali.generation.prompts import default_prompts
 from jali.maskbook import MaskBook
 from jali.maskbook.calibration import calibrate
@@ -94,7 +95,7 @@ def main() -> None:
     device = next(pipe.transformer.parameters()).device
     result: dict[str, Any] = {
         "what": "quality of a calibrated book on unseen prompts", "model": model,
-        "machine": record.machine(device), "budget": budget, "calibrated_on": len(seen),
+        "machine": machine(device), "budget": budget, "calibrated_on": len(seen),
         "prompts": len(unseen), "block": args.block, "rows": [],
     }  # fmt: skip
     target = Path(os.environ.get("OUT", ".")) / f"{args.name}.json"
@@ -127,7 +128,7 @@ def main() -> None:
                 }  # fmt: skip
                 result["rows"].append(row)
                 say(f"{row}")
-                record.write(target, result)
+                write_json(target, result, sort_keys=False)
     say(f"written {target}")
 
 

@@ -33,8 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from jali import apply_sparse_attention
-from jali.evaluation.bench import record
-from jali.evaluation.bench.check import sampled_error
+from jali.evaluation.bench.machine import machine
+from jali.evaluation.bench.measure import sampled_error
+from jali.files import write_json
 from jali.integration.scene import Seen
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, Schedule
 from jali.planning.budget import Budget
@@ -79,20 +80,21 @@ class Bench:
         self.write()
 
     def write(self) -> None:
-        machine = record.machine(self.device)
+        here = machine(self.device)
         import diffusers
 
-        machine["versions"]["diffusers"] = diffusers.__version__
-        record.write(
+        here["versions"]["diffusers"] = diffusers.__version__
+        write_json(
             self.path,
             {
                 "what": "benchmarks/dev/wan_gpu.py " + " ".join(sys.argv[1:]),
-                "machine": machine,
+                "machine": here,
                 "dtype": str(self.dtype).removeprefix("torch."),
                 "weights": "random",
                 "seconds": round(time.perf_counter() - START, 1),
                 "rows": self.rows,
             },
+            sort_keys=False,
         )
 
 

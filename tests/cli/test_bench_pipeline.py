@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
-from jali.evaluation.bench.pipeline import Row, _marked
+from jali.evaluation.bench.pipeline import PipelineRow, _mark_best
 
 Jali = Callable[..., Any]
 
@@ -52,8 +52,8 @@ def test_time_and_quality_of_all_in_one_run(
     assert "is not empty" in done.stderr
 
 
-def row(label: str, seconds: float, **quality: float) -> Row:
-    return Row(label, label, 0.5, 0.5, 0.5, seconds, seconds, 1.0, 1.0, quality)
+def row(label: str, seconds: float, **quality: float) -> PipelineRow:
+    return PipelineRow(label, label, 0.5, 0.5, 0.5, seconds, seconds, 1.0, 1.0, quality)
 
 
 def test_which_rows_none_beats() -> None:
@@ -64,7 +64,7 @@ def test_which_rows_none_beats() -> None:
         row("quick and far", 4, psnr=25),
         row("slow and the same", 9, ssim=1.0),  # the same frames have no PSNR
     ]
-    best = [row.label for row in _marked(rows) if row.best]
+    best = [row.label for row in _mark_best(rows) if row.best]
     assert best == ["slow and near", "quick and far", "slow and the same"]
 
 

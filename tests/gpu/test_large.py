@@ -7,9 +7,8 @@ import torch
 
 import jali
 from jali.backends import BACKENDS, Task
-from jali.evaluation.bench.check import sampled_error
-from jali.evaluation.bench.inputs import make_inputs
-from jali.evaluation.bench.shapes import Shape
+from jali.evaluation.bench.inputs import Shape, make_inputs
+from jali.evaluation.bench.measure import sampled_error
 from jali.methods import Query
 
 pytestmark = pytest.mark.gpu

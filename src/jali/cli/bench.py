@@ -20,8 +20,8 @@ from jali.cli.options import MACHINE, SIZES, PromptFile, Prompts, with_settings
 from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
-    from jali.evaluation.bench import pipeline as pipeline_bench
-    from jali.evaluation.bench.kernel import Row
+    from jali.evaluation.bench.kernel import KernelRow
+    from jali.evaluation.bench.pipeline import PipelineRow
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed, each figure beside its error.")
 
@@ -66,10 +66,10 @@ def kernel(
     import torch
 
     from jali.backends import BACKENDS
-    from jali.evaluation.bench import record
-    from jali.evaluation.bench.inputs import KINDS
+    from jali.evaluation.bench.inputs import KINDS, SHAPES
     from jali.evaluation.bench.kernel import METHODS, run
-    from jali.evaluation.bench.shapes import SHAPES
+    from jali.evaluation.bench.machine import machine
+    from jali.files import write_json
 
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = [SHAPES[name] for name in _names(shapes, list(SHAPES), "shape")]
@@ -81,23 +81,23 @@ def kernel(
         calls = _names(methods, list(METHODS), "method")
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     console = Console(stderr=as_json)
-    rows: list[Row] = []
+    rows: list[KernelRow] = []
     with console.status("measuring") as status:
         for row in run(chosen, kinds, budgets, where, dtype, names, repeats, calls):
             rows.append(row)
             status.update(f"{row.shape}, {row.inputs}: {row.backend} at {row.budget}")
     result: dict[str, Any] = {
         "what": "jali bench kernel",
-        "machine": record.machine(where),
+        "machine": machine(where),
         "dtype": str(dtype).removeprefix("torch."),
         "rows": [asdict(row) for row in rows],
     }
     if output is not None:
-        record.write(output, result)
+        write_json(output, result, sort_keys=False)
     if plot is not None:
-        from jali.evaluation.bench.plot import speedups
+        from jali.evaluation.bench.plot import plot_speedups
 
-        speedups(rows, plot)
+        plot_speedups(rows, plot)
     if as_json:
         typer.echo(json.dumps(result))
     else:
@@ -175,21 +175,21 @@ def pipeline(
     Console().print(f"{folder}: {files}, and a run folder for every row", highlight=False)
 
 
-def _pareto(rows: list[pipeline_bench.Row], folder: Path, title: str) -> list[str]:
+def _pareto(rows: list[PipelineRow], folder: Path, title: str) -> list[str]:
     """The picture; nothing where matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         typer.echo("jali: no picture without matplotlib: pip install 'jali[report]'", err=True)
         return []
-    from jali.evaluation.bench.pareto import draw
     from jali.evaluation.bench.pipeline import PLOT
+    from jali.evaluation.bench.plot import plot_pareto
 
-    draw(rows, folder / PLOT, title)
+    plot_pareto(rows, folder / PLOT, title)
     return [PLOT]
 
 
-def _pipeline_table(rows: list[pipeline_bench.Row]) -> Table:
+def _pipeline_table(rows: list[PipelineRow]) -> Table:
     caption = "per clip; × is over dense in this run; ● no other row is both faster and nearer"
     table = Table(caption=caption, caption_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
@@ -211,7 +211,7 @@ def _pipeline_table(rows: list[pipeline_bench.Row]) -> Table:
     return table
 
 
-def _quality(row: pipeline_bench.Row, metric: str) -> str:
+def _quality(row: PipelineRow, metric: str) -> str:
     if not row.quality:
         return ""
     value = row.quality.get(metric)
@@ -242,7 +242,7 @@ def _budgets(given: str) -> list[float]:
     return budgets
 
 
-def _tables(rows: list[Row]) -> Iterator[Table | str]:
+def _tables(rows: list[KernelRow]) -> Iterator[Table | str]:
     """A table for every shape and kind of input, then why some backends are missing."""
     for key in dict.fromkeys((row.shape, row.inputs) for row in rows):
         here = [row for row in rows if (row.shape, row.inputs) == key]
@@ -252,7 +252,7 @@ def _tables(rows: list[Row]) -> Iterator[Table | str]:
         yield f"[bold]{name}[/] did not run: {escape(reasons or '')}"
 
 
-def _table(title: str, rows: list[Row]) -> Table:
+def _table(title: str, rows: list[KernelRow]) -> Table:
     caption = "ms; × is over the fastest dense kernel of this run; whole: planning and attention"
     table = Table(title=title, caption=caption, box=box.SIMPLE, padding=0, pad_edge=False)
     table.add_column("", no_wrap=True)

@@ -1,16 +1,51 @@
-"""q, k, v to measure on: noise, and tensors whose heads differ as a trained model's do."""
+"""What is measured on: shapes of the models people run, and q, k, v of those shapes.
+
+Inputs are noise, or tensors whose heads differ as a trained model's do.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from jali.evaluation.bench.shapes import Shape
-from jali.tokens.grid import Box
+from jali.tokens.grid import Box, TokenGrid
 
 KINDS = ("gaussian", "structured")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One layer's self-attention: heads × head dim over a grid."""
+
+    name: str
+    heads: int
+    head_dim: int
+    grid: TokenGrid
+
+    @property
+    def tokens(self) -> int:
+        return self.grid.tokens
+
+    @property
+    def flops(self) -> float:
+        """Of dense attention, one sample: two products of 2·S²·D each."""
+        return 4.0 * self.heads * self.tokens**2 * self.head_dim
+
+
+SHAPES: dict[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        Shape("wan-480p", 12, 128, TokenGrid.video(21, 30, 52)),
+        Shape("wan-720p", 12, 128, TokenGrid.video(21, 45, 80)),
+        Shape("cogvideox-5b", 48, 64, TokenGrid.video(13, 30, 45, text=226)),
+        Shape("hunyuan-540p", 24, 128, TokenGrid.video(33, 34, 60, text=256, text_side="back")),
+        Shape("psa-32k", 12, 128, TokenGrid.flat(32_768)),
+        Shape("tiny", 4, 64, TokenGrid.video(4, 16, 16)),
+    )
+}
 
 
 def make_inputs(

@@ -15,10 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from jali.attend import attend
 from jali.backends import BACKENDS, Backend, Task, fa4
 from jali.backends.dense import stock
-from jali.evaluation.bench.check import sampled_error
-from jali.evaluation.bench.inputs import make_inputs
-from jali.evaluation.bench.shapes import Shape
-from jali.evaluation.bench.timing import median_ms
+from jali.evaluation.bench.inputs import Shape, make_inputs
+from jali.evaluation.bench.measure import median_ms, sampled_error
 from jali.methods import AdaBsa, Entropy, Method, Psa, Query, RfV2
 from jali.planning.budget import Budget
 from jali.planning.plan import BlockPlan, full_plan
@@ -45,7 +43,7 @@ Inputs = list[tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """One measurement. `speedup` is over the fastest dense attention of the same run; `plan_ms`
     and `whole_ms` (planning and attention in one call) are there for sparse rows."""
 
@@ -74,7 +72,7 @@ def run(
     backends: Iterable[str] = ("fa4", "triton", "flex", "torch"),
     repeats: int = 10,
     methods: Iterable[str] = (),
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     """Measure row by row: dense kernels, then every backend at every density by lists of the
     entropy method, then whole calls of the named methods on whatever backend is the fastest."""
     for shape in shapes:
@@ -105,13 +103,13 @@ def _warm(shape: Shape, inputs: Inputs, device: torch.device, seconds: float = 1
 
 def _dense_rows(
     shape: Shape, kind: str, inputs: Inputs, device: torch.device, repeats: int
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     scale = shape.head_dim**-0.5
     for name, call in _dense_kernels(shape, inputs[0][0], scale).items():
         ms = median_ms(call, inputs, device=device, repeats=repeats)
         error = sampled_error(*inputs[0], call(*inputs[0]), None, scale)
         tflops = shape.flops / ms / 1e9
-        yield Row(shape.name, kind, name, "dense", 1.0, 1.0, ms, tflops, 1.0, error)
+        yield KernelRow(shape.name, kind, name, "dense", 1.0, 1.0, ms, tflops, 1.0, error)
 
 
 def _dense_kernels(shape: Shape, q: Tensor, scale: float) -> dict[str, Callable[..., Tensor]]:
@@ -142,12 +140,12 @@ def _sparse_rows(
     best: float,
     device: torch.device,
     repeats: int,
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     task = _task(shape, inputs[0][0])
     reasons = backend.why_not(task)
     if reasons:
         why = "; ".join(reasons)
-        yield Row(shape.name, kind, backend.name, "entropy", 0, 0, 0, 0, 0, None, why_not=why)
+        yield KernelRow(shape.name, kind, backend.name, "entropy", 0, 0, 0, 0, 0, None, why_not=why)
         return
     if backend.name == "torch" and device.type == "cuda":
         # Slow on a GPU: two densities and few repeats say enough.
@@ -166,7 +164,7 @@ def _sparse_row(
     best: float,
     device: torch.device,
     repeats: int,
-) -> Row:
+) -> KernelRow:
     scale = shape.head_dim**-0.5
     method = Entropy(Budget(density))
     layout = block_layout(shape.grid, blocks=backend.preferred(task), device=device)
@@ -187,7 +185,7 @@ def _sparse_row(
     ms = median_ms(call, given, device=device, repeats=repeats)
     error = sampled_error(*inputs[0], call(*given[0]), plans[0], scale)
     cost = plans[0].cost
-    row = Row(
+    row = KernelRow(
         shape.name,
         kind,
         backend.name,
@@ -203,7 +201,7 @@ def _sparse_row(
         return row
     plan_ms = median_ms(lambda *x: planned(*x).lists, inputs, device=device, repeats=repeats)
     whole_ms = whole(shape, method, inputs, backend.name, device, repeats)
-    return Row(
+    return KernelRow(
         **{
             **asdict(row),
             "plan_ms": plan_ms,
@@ -222,7 +220,7 @@ def _method_row(
     best: float,
     device: torch.device,
     repeats: int,
-) -> Row:
+) -> KernelRow:
     method = METHODS[name]
     scale = shape.head_dim**-0.5
     done = attend(*inputs[0], method=method, grid=shape.grid, backend=backend)
@@ -245,7 +243,7 @@ def _method_row(
     ms = median_ms(run_plan, [(q, k, v)], device=device, repeats=repeats)
     whole_ms = whole(shape, method, inputs, backend, device, repeats)
     cost = plan.cost
-    return Row(
+    return KernelRow(
         shape.name,
         kind,
         done.backend,
@@ -300,5 +298,5 @@ def _task(shape: Shape, q: Tensor) -> Task:
     )
 
 
-def _over(row: Row, best: float) -> Row:
-    return Row(**{**asdict(row), "speedup": best / row.ms})
+def _over(row: KernelRow, best: float) -> KernelRow:
+    return KernelRow(**{**asdict(row), "speedup": best / row.ms})

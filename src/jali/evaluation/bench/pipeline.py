@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jali.evaluation.bench import record
+from jali.evaluation.bench.machine import machine
+from jali.files import write_json
 from jali.generation import RunFolder, Settings, Tick, produce
 from jali.generation.produce import attention, frames_of
 from jali.generation.settings import dense_twin
@@ -28,7 +29,7 @@ WARM_STEPS = 2  # one of them dense, one sparse
 
 
 @dataclass(frozen=True)
-class Row:
+class PipelineRow:
     """One method at one budget. Times are means over prompts, of one clip, in seconds; speed-ups
     are over dense in the same run. `best` says that no other row is both faster and nearer."""
 
@@ -75,11 +76,11 @@ def run(
     runs: dict[str, Settings],
     folder: Path,
     progress: Callable[[str, Tick], None] | None = None,
-) -> list[Row]:
+) -> list[PipelineRow]:
     """All runs on all prompts; after each prompt the results so far are in the folder."""
     check_empty(folder)
     _warm(pipe, prompts[0], runs)
-    rows: list[Row] = []
+    rows: list[PipelineRow] = []
     for count in range(1, len(prompts) + 1):
         made: dict[str, RunFolder] = {}
         for label, settings in runs.items():
@@ -91,7 +92,7 @@ def run(
             made[label] = produce(pipe, prompts[:count], settings, folder / label, tell)
         # Quality takes a look at every clip, so it is measured once, in the end.
         rows = _rows(made, judged=count == len(prompts))
-        record.write(folder / RESULTS, result(rows, made, prompts))
+        write_json(folder / RESULTS, result(rows, made, prompts), sort_keys=False)
     return rows
 
 
@@ -111,13 +112,13 @@ def _warm(pipe: Any, prompt: str, runs: dict[str, Settings]) -> None:
             frames_of(pipe, short, prompt, short.seed)
 
 
-def _rows(made: dict[str, RunFolder], judged: bool) -> list[Row]:
+def _rows(made: dict[str, RunFolder], judged: bool) -> list[PipelineRow]:
     dense = made[DENSE]
     rows = [_row(label, gallery, dense, judged) for label, gallery in made.items()]
-    return list(_marked(rows))
+    return list(_mark_best(rows))
 
 
-def _row(label: str, gallery: RunFolder, dense: RunFolder, judged: bool) -> Row:
+def _row(label: str, gallery: RunFolder, dense: RunFolder, judged: bool) -> PipelineRow:
     clips, others = gallery.clips, dense.clips
     seconds, slow = (_mean([c.seconds for c in part]) for part in (clips, others))
     inside, slow_inside = (
@@ -127,7 +128,7 @@ def _row(label: str, gallery: RunFolder, dense: RunFolder, judged: bool) -> Row:
         for part in (clips, others)
     )
     sparse = [c.sparse_cost for c in clips if c.sparse_cost is not None]
-    return Row(
+    return PipelineRow(
         label=label,
         method=gallery.settings.label,
         budget=gallery.settings.budget,
@@ -155,7 +156,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _marked(rows: Sequence[Row]) -> Iterator[Row]:
+def _mark_best(rows: Sequence[PipelineRow]) -> Iterator[PipelineRow]:
     """Rows that no other row beats in time and PSNR at once."""
     places = {row.label: (-row.seconds, nearness(row)) for row in rows if row.quality}
     for row in rows:
@@ -167,13 +168,13 @@ def _marked(rows: Sequence[Row]) -> Iterator[Row]:
         yield replace(row, best=not beaten)
 
 
-def nearness(row: Row) -> float:
+def nearness(row: PipelineRow) -> float:
     """PSNR; frames that are the same have none, for it is infinite."""
     return row.quality.get("psnr", math.inf)
 
 
 def result(
-    rows: Sequence[Row], made: dict[str, RunFolder], prompts: Sequence[str]
+    rows: Sequence[PipelineRow], made: dict[str, RunFolder], prompts: Sequence[str]
 ) -> dict[str, Any]:
     import torch
 
@@ -182,7 +183,7 @@ def result(
         "kind": "jali-pipeline-bench",
         "version": 1,
         "what": "jali bench pipeline",
-        "machine": record.machine(torch.device(str(dense.settings.device))),
+        "machine": machine(torch.device(str(dense.settings.device))),
         "settings": dense.settings.to_dict(),
         "prompts": list(prompts[: len(dense.clips)]),
         "complete": len(dense.clips) == len(prompts),

@@ -1,17 +1,24 @@
-"""Speed-up over cost, one panel per shape."""
+"""Pictures of benchmarks: kernels' speed-up over cost, and pipelines' quality over speed-up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jali.evaluation.bench.kernel import Row
+from jali.evaluation.bench.pipeline import DENSE, PipelineRow
 
-COLOURS = {"fa4": "#0b7285", "triton": "#e8590c", "flex": "#868e96", "torch": "#adb5bd"}
+if TYPE_CHECKING:
+    from jali.evaluation.bench.kernel import KernelRow
+
+BACKENDS = {"fa4": "#0b7285", "triton": "#e8590c", "flex": "#868e96", "torch": "#adb5bd"}
+INK, FAINT = "#1d2433", "#8a93a6"
+COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1971c2", "#868e96", "#f08c00")
+CONTROLS = ("random", "local")
+WORDS = {"psnr": "PSNR against dense, dB", "ssim": "SSIM against dense"}
 
 
-def speedups(rows: Sequence[Row], path: Path, whole: bool = False) -> None:
+def plot_speedups(rows: Sequence[KernelRow], path: Path, whole: bool = False) -> None:
     """Draw the slower of the two kinds of input for every backend and density."""
     from matplotlib.figure import Figure
 
@@ -30,7 +37,7 @@ def speedups(rows: Sequence[Row], path: Path, whole: bool = False) -> None:
                     value = row.whole_speedup if whole and row.whole_speedup else row.speedup
                     points[row.budget] = min(value, points.get(row.budget, value))
             at = sorted(points)
-            colour = COLOURS.get(backend)
+            colour = BACKENDS.get(backend)
             axes.plot(at, [points[b] for b in at], "o-", label=backend, color=colour, markersize=4)
         axes.axhline(1, color="#dee2e6", linewidth=1, zorder=0)
         axes.set(title=shape, xlabel="budget", xlim=(1.03, 0), ylim=(0, None))
@@ -38,4 +45,53 @@ def speedups(rows: Sequence[Row], path: Path, whole: bool = False) -> None:
             axes.set_ylabel("speed-up over the fastest dense kernel")
             axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def plot_pareto(rows: Sequence[PipelineRow], path: Path, title: str, metric: str = "psnr") -> None:
+    """A line for every method, and the front that none of them beats. The file's ending decides
+    its format."""
+    from matplotlib.figure import Figure
+
+    found = [row for row in rows if row.label != DENSE and metric in row.quality]
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    axes: Any = figure.add_subplot()
+    for number, method in enumerate(dict.fromkeys(row.method for row in found)):
+        own = sorted((r for r in found if r.method == method), key=lambda r: r.speedup)
+        control = method in CONTROLS
+        axes.plot(
+            [row.speedup for row in own],
+            [row.quality[metric] for row in own],
+            ":" if control else "-",
+            marker="o",
+            markersize=5,
+            color=FAINT if control else COLOURS[number % len(COLOURS)],
+            label=method,
+        )
+        for row in own:
+            name = row.label if row.budget is None else f"{row.budget:g}"
+            axes.annotate(
+                name, (row.speedup, row.quality[metric]), fontsize=7, color=FAINT,
+                xytext=(4, 4), textcoords="offset points",
+            )  # fmt: skip
+    front = sorted((r for r in found if r.best), key=lambda r: r.speedup)
+    if len(front) > 1 and metric == "psnr":
+        axes.plot(
+            [r.speedup for r in front],
+            [r.quality[metric] for r in front],
+            color="#ffd43b",
+            linewidth=7,
+            alpha=0.45,
+            zorder=0,
+            label="best",
+            solid_capstyle="round",
+        )
+    axes.axvline(1, color="#dee2e6", linewidth=1, zorder=0)
+    axes.set_title(title, fontsize=10, color=INK, loc="left")
+    axes.set_xlabel("speed-up of a whole clip over dense in the same run; labels are budgets")
+    axes.set_ylabel(WORDS.get(metric, metric))
+    if found:
+        axes.legend(frameon=False, fontsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=150)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
-import os
 import platform
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,17 +36,3 @@ def machine(device: torch.device) -> dict[str, Any]:
         found["capability"] = f"{properties.major}.{properties.minor}"
         found["cuda"] = torch.version.cuda
     return found
-
-
-def write(path: Path, result: dict[str, Any]) -> None:
-    """The whole file or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
