@@ -72,12 +72,10 @@ def _add_structure(q: Tensor, k: Tensor, shape: Shape, generator: torch.Generato
     """
     H, D = shape.heads, shape.head_dim
     place = _places(shape).to(q.device)  # [S, 3] in 0..1
-    kind = torch.arange(H) % 4  # local, temporal, sink, spread
-    gain = torch.exp(
-        1.1 + 0.5 * torch.randn(H, generator=generator, device=q.device)
-    )  # about 3, from 1 to 10
+    # About 3, from 1 to 10.
+    gain = torch.exp(1.1 + 0.5 * torch.randn(H, generator=generator, device=q.device))
     for head in range(H):
-        pattern = int(kind[head])
+        pattern = head % 4  # local, temporal, sink, spread
         if pattern == 2:
             direction = torch.randn(D, generator=generator, device=q.device)
             direction *= math.sqrt(D) / direction.norm()
@@ -87,9 +85,9 @@ def _add_structure(q: Tensor, k: Tensor, shape: Shape, generator: torch.Generato
             continue
         if pattern == 3:
             continue
-        reach = torch.tensor([1.0, 9.0, 16.0] if pattern == 0 else [0.5, 30.0, 50.0])
+        falloff = torch.tensor([1.0, 9.0, 16.0] if pattern == 0 else [0.5, 30.0, 50.0])
         frequency = torch.randn(3, D // 2, generator=generator, device=q.device)
-        phase = place @ (frequency * reach.to(q.device)[:, None])
+        phase = place @ (frequency * falloff.to(q.device)[:, None])
         feature = torch.cat([phase.cos(), phase.sin()], dim=-1)  # norm² is D / 2
         strength = math.sqrt(2.0) * gain[head].sqrt()
         q[:, head] += (strength * feature).to(q.dtype)

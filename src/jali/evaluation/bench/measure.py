@@ -14,37 +14,32 @@ from jali.planning.plan import BlockPlan
 
 
 def median_ms(
-    call: Callable[..., Any],
-    inputs: Sequence[tuple[Any, ...]],
-    *,
-    device: torch.device,
-    repeats: int = 10,
-    warmup: int = 2,
-) -> float:
+    call: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], *, device: torch.device,
+    repeats: int = 10, warmup: int = 2,
+) -> float:  # fmt: skip
     """Median time of call(*inputs), rotating among inputs so that no cache serves twice."""
-    for i in range(warmup):
-        call(*inputs[i % len(inputs)])
-    if device.type != "cuda":
-        return _host(call, inputs, repeats)
-    torch.cuda.synchronize(device)
-    events = []
-    for i in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call(*inputs[i % len(inputs)])
-        end.record()
-        events.append((start, end))
-    torch.cuda.synchronize(device)
-    return statistics.median(start.elapsed_time(end) for start, end in events)
-
-
-def _host(call: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], repeats: int) -> float:
+    cuda = device.type == "cuda"
     times = []
-    for i in range(repeats):
-        begin = time.perf_counter()
+    for i in range(-warmup, repeats):
+        if cuda and i == 0:
+            torch.cuda.synchronize(device)
+        begin = _now(cuda)
         call(*inputs[i % len(inputs)])
-        times.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(times)
+        times.append((begin, _now(cuda)))
+    if cuda:
+        torch.cuda.synchronize(device)
+    return statistics.median(
+        begin.elapsed_time(end) if cuda else 1e3 * (end - begin) for begin, end in times[warmup:]
+    )
+
+
+def _now(cuda: bool) -> Any:
+    """The host's time, or an event that the device will reach."""
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def sampled_error(

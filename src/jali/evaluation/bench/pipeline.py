@@ -6,11 +6,15 @@ loop: a machine that gets slower meanwhile slows all rows alike.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
+
+import torch
 
 from jali.evaluation.bench.machine import machine
 from jali.files import write_json
@@ -19,12 +23,8 @@ from jali.generation.produce import attention, frames_of
 from jali.generation.settings import dense_twin
 from jali.methods import METHODS, Dense
 
-if TYPE_CHECKING:
-    from jali.evaluation.quality.evaluation import Evaluation
-
 DENSE = "dense"
 RESULTS, PLOT = "results.json", "pareto.svg"
-BUDGETS = (0.5, 0.3, 0.2)
 WARM_STEPS = 2  # one of them dense, one sparse
 
 
@@ -50,24 +50,19 @@ def candidates(
     base: Settings, methods: Sequence[str], budgets: Sequence[float], masks: str | None = None
 ) -> dict[str, Settings]:
     """Every run by the name of its folder, dense first. A preset has its own budget."""
+    bare = replace(base, attention=None, options={})
     found = {DENSE: dense_twin(base)}
     for name in methods:
-        if name in METHODS and METHODS[name] is Dense:
-            continue
-        if name in METHODS:
+        if name not in METHODS:
+            found[name] = replace(bare, preset=name, method=None).resolve()
+        elif METHODS[name] is not Dense:
             for budget in budgets:
-                own = replace(_bare(base), method=name, budget=budget)
+                own = replace(bare, method=name, budget=budget)
                 found[f"{name}-{budget:g}"] = own.resolve()
-        else:
-            found[name] = replace(_bare(base), preset=name, method=None).resolve()
     for budget in budgets if masks is not None else ():
-        own = replace(_bare(base), masks=masks, method=None, budget=budget)
+        own = replace(bare, masks=masks, method=None, budget=budget)
         found[f"cached-{budget:g}"] = own.resolve()
     return found
-
-
-def _bare(base: Settings) -> Settings:
-    return replace(base, attention=None, options={})
 
 
 def run(
@@ -84,14 +79,11 @@ def run(
     for count in range(1, len(prompts) + 1):
         made: dict[str, RunFolder] = {}
         for label, settings in runs.items():
-
-            def tell(tick: Tick, label: str = label) -> None:
-                if progress is not None:
-                    progress(label, tick)
-
+            tell = progress and functools.partial(progress, label)
             made[label] = produce(pipe, prompts[:count], settings, folder / label, tell)
         # Quality takes a look at every clip, so it is measured once, in the end.
-        rows = _rows(made, judged=count == len(prompts))
+        judged = count == len(prompts)
+        rows = _mark_best([_row(label, run, made[DENSE], judged) for label, run in made.items()])
         write_json(folder / RESULTS, result(rows, made, prompts), sort_keys=False)
     return rows
 
@@ -112,72 +104,55 @@ def _warm(pipe: Any, prompt: str, runs: dict[str, Settings]) -> None:
             frames_of(pipe, short, prompt, short.seed)
 
 
-def _rows(made: dict[str, RunFolder], judged: bool) -> list[PipelineRow]:
-    dense = made[DENSE]
-    rows = [_row(label, gallery, dense, judged) for label, gallery in made.items()]
-    return list(_mark_best(rows))
-
-
-def _row(label: str, gallery: RunFolder, dense: RunFolder, judged: bool) -> PipelineRow:
-    clips, others = gallery.clips, dense.clips
-    seconds, slow = (_mean([c.seconds for c in part]) for part in (clips, others))
+def _row(label: str, run: RunFolder, dense: RunFolder, judged: bool) -> PipelineRow:
+    seconds, slow = (fmean(clip.seconds for clip in each.clips) for each in (run, dense))
     inside, slow_inside = (
-        None
-        if any(c.seconds_transformer is None for c in part)
-        else _mean([c.seconds_transformer or 0.0 for c in part])
-        for part in (clips, others)
+        _mean_or_none([clip.seconds_transformer for clip in each.clips]) for each in (run, dense)
     )
-    sparse = [c.sparse_cost for c in clips if c.sparse_cost is not None]
     return PipelineRow(
         label=label,
-        method=gallery.settings.label,
-        budget=gallery.settings.budget,
-        cost=_mean([c.cost for c in clips]),
-        sparse_cost=_mean(sparse) if sparse else None,
+        method=run.settings.label,
+        budget=run.settings.budget,
+        cost=fmean(clip.cost for clip in run.clips),
+        sparse_cost=_mean_or_none([clip.sparse_cost for clip in run.clips]),
         seconds=seconds,
         seconds_transformer=inside,
         speedup=slow / seconds,
         speedup_transformer=None if not inside or not slow_inside else slow_inside / inside,
-        quality=_quality(dense.folder, gallery.folder) if judged and label != DENSE else {},
+        quality=_quality(dense.folder, run.folder) if judged and label != DENSE else {},
     )
+
+
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if values and len(known) == len(values) else None
 
 
 def _quality(reference: Path, generated: Path) -> dict[str, float]:
     from jali.evaluation.quality.evaluation import evaluate
 
-    found: Evaluation = evaluate(reference, generated)
-    summary = found.to_dict()["summary"]
-    return {
-        name: float(value["mean"]) for name, value in summary.items() if value["mean"] is not None
-    }
+    summary = evaluate(reference, generated).to_dict()["summary"]
+    return {name: own["mean"] for name, own in summary.items() if own["mean"] is not None}
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mark_best(rows: Sequence[PipelineRow]) -> list[PipelineRow]:
+    """With `best` for rows that no other row beats in time and PSNR at once."""
+    # Frames that are the same have no PSNR, for it is infinite.
+    found = {r.label: (-r.seconds, r.quality.get("psnr", math.inf)) for r in rows if r.quality}
 
-
-def _mark_best(rows: Sequence[PipelineRow]) -> Iterator[PipelineRow]:
-    """Rows that no other row beats in time and PSNR at once."""
-    places = {row.label: (-row.seconds, nearness(row)) for row in rows if row.quality}
-    for row in rows:
-        here = places.get(row.label)
-        beaten = here is None or any(
-            there != here and there[0] >= here[0] and there[1] >= here[1]
-            for there in places.values()
+    def is_best(row: PipelineRow) -> bool:
+        own = found.get(row.label)
+        return own is not None and not any(
+            other != own and other[0] >= own[0] and other[1] >= own[1] for other in found.values()
         )
-        yield replace(row, best=not beaten)
 
-
-def nearness(row: PipelineRow) -> float:
-    """PSNR; frames that are the same have none, for it is infinite."""
-    return row.quality.get("psnr", math.inf)
+    return [replace(row, best=is_best(row)) for row in rows]
 
 
 def result(
     rows: Sequence[PipelineRow], made: dict[str, RunFolder], prompts: Sequence[str]
 ) -> dict[str, Any]:
-    import torch
-
+    """What results.json holds."""
     dense = made[DENSE]
     return {
         "kind": "jali-pipeline-bench",

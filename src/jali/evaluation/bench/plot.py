@@ -59,15 +59,11 @@ def plot_pareto(rows: Sequence[PipelineRow], path: Path, title: str, metric: str
     for number, method in enumerate(dict.fromkeys(row.method for row in found)):
         own = sorted((r for r in found if r.method == method), key=lambda r: r.speedup)
         control = method in CONTROLS
+        colour = FAINT if control else COLOURS[number % len(COLOURS)]
         axes.plot(
-            [row.speedup for row in own],
-            [row.quality[metric] for row in own],
-            ":" if control else "-",
-            marker="o",
-            markersize=5,
-            color=FAINT if control else COLOURS[number % len(COLOURS)],
-            label=method,
-        )
+            [row.speedup for row in own], [row.quality[metric] for row in own],
+            "o:" if control else "o-", markersize=5, color=colour, label=method,
+        )  # fmt: skip
         for row in own:
             name = row.label if row.budget is None else f"{row.budget:g}"
             axes.annotate(
@@ -77,15 +73,9 @@ def plot_pareto(rows: Sequence[PipelineRow], path: Path, title: str, metric: str
     front = sorted((r for r in found if r.best), key=lambda r: r.speedup)
     if len(front) > 1 and metric == "psnr":
         axes.plot(
-            [r.speedup for r in front],
-            [r.quality[metric] for r in front],
-            color="#ffd43b",
-            linewidth=7,
-            alpha=0.45,
-            zorder=0,
-            label="best",
-            solid_capstyle="round",
-        )
+            [r.speedup for r in front], [r.quality[metric] for r in front], color="#ffd43b",
+            linewidth=7, alpha=0.45, zorder=0, label="best", solid_capstyle="round",
+        )  # fmt: skip
     axes.axvline(1, color="#dee2e6", linewidth=1, zorder=0)
     axes.set_title(title, fontsize=10, color=INK, loc="left")
     axes.set_xlabel("speed-up of a whole clip over dense in the same run; labels are budgets")
