@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from jali.error import JobError
+from jali.error import InputError, JobError
 
 log = logging.getLogger("jali")
 
@@ -36,7 +36,7 @@ class LockedError(JobError):
     """Another process is at work there."""
 
 
-class UnreadableError(ValueError):
+class UnreadableError(InputError):
     """A file that is there but does not hold what it should."""
 
 

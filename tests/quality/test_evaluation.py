@@ -20,14 +20,8 @@ from jali.clips.clip import read_clip, write_lossless, write_mp4
 from jali.clips.source import Batch, TensorSource
 from jali.error import InputError
 from jali.evaluation.quality import evaluation, metric
-from jali.evaluation.quality.evaluation import (
-    DEFAULT,
-    METRICS,
-    evaluate,
-    read_evaluation,
-    writable,
-    write_evaluation,
-)
+from jali.evaluation.quality.evaluation import DEFAULT, METRICS, evaluate
+from jali.evaluation.quality.result import check_output, read_evaluation, write_evaluation
 
 FAST = ("psnr", "ssim", "flicker")
 
@@ -241,7 +235,8 @@ def test_places_that_hold_nothing_are_named(tmp_path: Path, clips: dict[str, Ten
     (dense / "b.mkv").unlink()
     refused(dense, dense, r"manifest\.json names b\.mkv, which is not there")
     for text, match in (
-        ("{", "cannot be read"),
+        ("{", r"manifest\.json is not JSON"),
+        ("[]", "holds a list, not an object"),
         ('{"kind": "other"}', 'its "kind" is not "jali-run"'),
         ('{"kind": "jali-run", "clips": []}', "has no clips yet"),
         ('{"kind": "jali-run", "clips": [3]}', "a clip without a name"),
@@ -300,13 +295,13 @@ def test_only_metrics_are_replaced(tmp_path: Path, frames: Tensor) -> None:
         write_evaluation(found, other)
     assert other.read_text() == "my notes"
     with pytest.raises(InputError, match="is a folder; name a file"):
-        writable(tmp_path)
+        check_output(tmp_path)
     assert sorted(p.name for p in tmp_path.rglob("*.part")) == []
 
 
 def test_a_newer_version_of_metrics_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text('{"kind": "jali-metrics", "version": 2}')
-    with pytest.raises(InputError, match="has version 2, expected 1"):
+    with pytest.raises(InputError, match="is not a jali-metrics file of version 1"):
         read_evaluation(tmp_path / "m.json")
 
 

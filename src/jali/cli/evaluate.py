@@ -13,8 +13,8 @@ from jali.cli.exits import fail, refuse
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from jali.evaluation.quality.evaluation import Evaluation, Pair
     from jali.evaluation.quality.interval import Interval
+    from jali.evaluation.quality.result import Evaluation, Pair
 
 # More clips than these make a table nobody reads; the file has them all.
 ROWS = 20
@@ -100,10 +100,11 @@ def _evaluated(
 ) -> Evaluation:
     from rich.console import Console
 
-    from jali.evaluation.quality.evaluation import METRICS, evaluate, writable, write_evaluation
+    from jali.evaluation.quality.evaluation import METRICS, evaluate
+    from jali.evaluation.quality.result import check_output, write_evaluation
 
     if output is not None:
-        writable(output)  # before an hour of work, not after
+        check_output(output)  # before an hour of work, not after
     asked = [name.strip().lower().replace("-", "_") for name in metrics.split(",") if name.strip()]
     names = METRICS if asked == ["all"] else tuple(asked) or None
     with Console(stderr=True).status("reading") as status:

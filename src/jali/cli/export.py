@@ -11,7 +11,7 @@ import typer
 from jali.cli.exits import fail, refuse
 
 if TYPE_CHECKING:
-    from jali.evaluation.quality.pairs import Entry
+    from jali.evaluation.quality.pairs import FoundClip
 
 
 def export(
@@ -41,7 +41,7 @@ def export(
       jali export results/dense --fps 16 --output-dir videos --overwrite
     """
     from jali.error import InputError, JobError
-    from jali.evaluation.quality.pairs import entries
+    from jali.evaluation.quality.pairs import find_clips
     from jali.files import make_folder
 
     if fps is not None and not 0 < fps <= 1000:
@@ -51,7 +51,7 @@ def export(
     try:
         if output_dir is not None:
             make_folder(output_dir)
-        for entry in entries(folder):
+        for entry in find_clips(folder):
             target = (output_dir or entry.path.parent) / f"{entry.name}.mp4"
             why_not = _why_not(entry, target, overwrite)
             if why_not:
@@ -69,7 +69,7 @@ def export(
         typer.echo(json.dumps({"written": written, "skipped": skipped}, indent=1))
 
 
-def _why_not(entry: Entry, target: Path, overwrite: bool) -> str | None:
+def _why_not(entry: FoundClip, target: Path, overwrite: bool) -> str | None:
     if target.exists() and target.samefile(entry.path):
         return "is the only file of this clip"
     if target.exists() and not overwrite:
@@ -77,7 +77,7 @@ def _why_not(entry: Entry, target: Path, overwrite: bool) -> str | None:
     return None
 
 
-def _export(entry: Entry, target: Path, fps: float | None) -> None:
+def _export(entry: FoundClip, target: Path, fps: float | None) -> None:
     from collections.abc import Iterator
 
     from torch import Tensor

@@ -21,9 +21,9 @@ class Checks:
     frozen: int = 0
     nan: int = 0
 
-    @property
-    def clean(self) -> bool:
-        return self == Checks()
+    def __add__(self, other: Checks) -> Checks:
+        """Of two parts of a clip together."""
+        return Checks(self.black + other.black, self.frozen + other.frozen, self.nan + other.nan)
 
 
 def check(frames: Tensor, nonfinite: Tensor, before: Tensor | None) -> Checks:
@@ -37,12 +37,3 @@ def check(frames: Tensor, nonfinite: Tensor, before: Tensor | None) -> Checks:
             frozen += int((frame.short() - before.short()).abs().max() <= _STILL)
         before = frame
     return Checks(black, frozen, int(nonfinite.sum()))
-
-
-def total(parts: list[Checks]) -> Checks:
-    """The counts of all parts of a clip together."""
-    return Checks(
-        sum(part.black for part in parts),
-        sum(part.frozen for part in parts),
-        sum(part.nan for part in parts),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from jali.clips.source import IMAGES, TENSORS, VIDEOS, images_in, open_source
 from jali.error import InputError
+from jali.files import read_json
 
 MANIFEST = "manifest.json"
 # Where one name comes in several kinds, the kind that lost least counts.
@@ -17,7 +17,7 @@ _BEST_FIRST = (*TENSORS, *VIDEOS, "", *IMAGES)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FoundClip:
     """A clip with a name. `frames` and `fps` are what a manifest says of it."""
 
     name: str
@@ -28,21 +28,41 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Entries with a partner, in the order of the reference, and the names of those without."""
+    """Clips with a partner, in the order of the reference, and the names of those without."""
 
-    matched: tuple[tuple[Entry, Entry], ...]
+    reference: Path
+    generated: Path
+    matched: tuple[tuple[FoundClip, FoundClip], ...]
     only_reference: tuple[str, ...]
     only_generated: tuple[str, ...]
+
+    def check_complete(self) -> None:
+        """Refuse clips without a partner, naming some of them."""
+        parts = [
+            f"{len(names)} only in {where} ({', '.join(names[:3])}{', …' if names[3:] else ''})"
+            for names, where in (
+                (self.only_reference, self.reference),
+                (self.only_generated, self.generated),
+            )
+            if names
+        ]
+        if parts:
+            raise InputError(
+                f"clips without a partner of the same name: {'; '.join(parts)} "
+                "(--partial compares the others)"
+            )
 
 
 def match(reference: Path, generated: Path) -> Pairs:
     """Pair two sets of clips by name; two single clips pair whatever their names are."""
-    left, right = entries(reference), entries(generated)
+    left, right = find_clips(reference), find_clips(generated)
     if is_single(reference) and is_single(generated):
-        return Pairs(((left[0], right[0]),), (), ())
+        return Pairs(reference, generated, ((left[0], right[0]),), (), ())
     partners = {entry.name: entry for entry in right}
     names = {entry.name for entry in left}
     return Pairs(
+        reference,
+        generated,
         tuple((entry, partners[entry.name]) for entry in left if entry.name in partners),
         tuple(entry.name for entry in left if entry.name not in partners),
         tuple(entry.name for entry in right if entry.name not in names),
@@ -56,20 +76,20 @@ def is_single(path: Path) -> bool:
     return path.name != MANIFEST
 
 
-def entries(path: Path) -> list[Entry]:
+def find_clips(path: Path) -> list[FoundClip]:
     """The clips of a run folder, of any folder, or the one clip that `path` is."""
     if not path.exists():
         raise InputError(f"{path} does not exist")
     if path.name == MANIFEST:
         path = path.parent
     if is_single(path):
-        return [Entry(path.stem if path.is_file() else path.name, path)]
+        return [FoundClip(path.stem if path.is_file() else path.name, path)]
     if (path / MANIFEST).exists():
         return _of_manifest(path)
     return _of_folder(path)
 
 
-def _of_folder(folder: Path) -> list[Entry]:
+def _of_folder(folder: Path) -> list[FoundClip]:
     found: dict[str, Path] = {}
     for child in sorted(folder.iterdir()):
         if child.name.startswith(".") or not _is_clip(child):
@@ -81,7 +101,7 @@ def _of_folder(folder: Path) -> list[Entry]:
         runs = [child.name for child in sorted(folder.iterdir()) if (child / MANIFEST).exists()]
         hint = f"; it holds the runs {', '.join(runs)}: name one of them" if runs else ""
         raise InputError(f"the folder {folder} holds no clips{hint}")
-    return [Entry(name, child) for name, child in found.items()]
+    return [FoundClip(name, child) for name, child in found.items()]
 
 
 def _is_clip(path: Path) -> bool:
@@ -94,13 +114,10 @@ def _rank(path: Path) -> int:
     return _BEST_FIRST.index("" if path.is_dir() else path.suffix.lower())
 
 
-def _of_manifest(folder: Path) -> list[Entry]:
+def _of_manifest(folder: Path) -> list[FoundClip]:
     file = folder / MANIFEST
-    try:
-        manifest = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("kind") != "jali-run":
+    manifest = read_json(file)
+    if manifest.get("kind") != "jali-run":
         raise InputError(f'{file} is no manifest of a run: its "kind" is not "jali-run"')
     clips = manifest.get("clips")
     if not isinstance(clips, list) or not clips:
@@ -108,7 +125,7 @@ def _of_manifest(folder: Path) -> list[Entry]:
     return [_of_clip(clip, folder) for clip in clips]
 
 
-def _of_clip(clip: Any, folder: Path) -> Entry:
+def _of_clip(clip: Any, folder: Path) -> FoundClip:
     if not isinstance(clip, dict) or not isinstance(clip.get("name"), str):
         raise InputError(f"{folder / MANIFEST} names a clip without a name: {clip!r:.80}")
     file = clip.get("lossless") or clip.get("video")
@@ -117,7 +134,7 @@ def _of_clip(clip: Any, folder: Path) -> Entry:
     if not (folder / file).exists():
         raise InputError(f"{folder / MANIFEST} names {file}, which is not there")
     frames, fps = clip.get("frames"), clip.get("fps")
-    return Entry(
+    return FoundClip(
         clip["name"],
         folder / file,
         frames if isinstance(frames, int) else None,
@@ -125,7 +142,7 @@ def _of_clip(clip: Any, folder: Path) -> Entry:
     )
 
 
-def sizes_agree(pairs: Iterable[tuple[Entry, Entry]]) -> None:
+def check_sizes(pairs: Iterable[tuple[FoundClip, FoundClip]]) -> None:
     """Open every file before anything is computed: a wrong size should not show after an hour."""
     for one, other in pairs:
         a, b = open_source(one.path), open_source(other.path)
@@ -143,7 +160,7 @@ def sizes_agree(pairs: Iterable[tuple[Entry, Entry]]) -> None:
             raise lengths_differ(one, a.frames, other, b.frames)
 
 
-def lengths_differ(one: Entry, frames: int, other: Entry, others: int) -> InputError:
+def lengths_differ(one: FoundClip, frames: int, other: FoundClip, others: int) -> InputError:
     """The error of two clips that cannot be compared frame by frame."""
     return InputError(
         f"{one.name}: the clips differ in length, {frames} frames ({one.path}) "

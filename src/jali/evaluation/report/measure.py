@@ -61,7 +61,8 @@ def read_metrics(
     """
     if names is not None and not names:
         return NO_METRICS
-    from jali.evaluation.quality.evaluation import evaluate, read_evaluation
+    from jali.evaluation.quality.evaluation import evaluate
+    from jali.evaluation.quality.result import read_evaluation
 
     path = run.folder / METRICS
     if names is None and path.exists():

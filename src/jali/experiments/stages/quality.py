@@ -113,7 +113,8 @@ def _clear_others(folder: Path, settings: Settings, prompts: Sequence[str]) -> N
 
 
 def _row(context: Context, galleries: Mapping[str, RunFolder], variant: str) -> dict[str, Any]:
-    from jali.evaluation.quality.evaluation import evaluate, write_evaluation
+    from jali.evaluation.quality.evaluation import evaluate
+    from jali.evaluation.quality.result import write_evaluation
 
     e, gallery = context.experiment, galleries[variant]
     device = str(gallery.settings.device)

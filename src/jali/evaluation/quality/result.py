@@ -1,0 +1,159 @@
+"""What was found out about pairs of clips: in memory, and as metrics.json."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jali.error import InputError
+from jali.evaluation.quality.faults import Checks
+from jali.evaluation.quality.interval import Interval, interval
+from jali.files import UnreadableError, read_json, write_json
+
+KIND, VERSION = "jali-metrics", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of one pair: a value per frame, None where there is none, and their mean."""
+
+    per_frame: tuple[float | None, ...]
+    extra: dict[str, float | int | None] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float | None:
+        """Over the frames that have a value."""
+        values = [value for value in self.per_frame if value is not None]
+        return math.fsum(values) / len(values) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What was found out about two clips of one name."""
+
+    name: str
+    frames: int
+    height: int
+    width: int
+    identical: bool
+    series: dict[str, Series | None]  # None where the clips are too small for the metric
+    checks: Checks
+    reference_checks: Checks
+    files: tuple[str, str]
+    lossy: tuple[bool, bool]
+
+    def to_dict(self) -> dict[str, Any]:
+        """One of "pairs" in metrics.json."""
+        return _tidy(
+            {
+                "name": self.name,
+                "frames": self.frames,
+                "height": self.height,
+                "width": self.width,
+                "identical": self.identical,
+                "checks": asdict(self.checks),
+                "reference_checks": asdict(self.reference_checks),
+                "reference": {"file": self.files[0], "lossy": self.lossy[0]},
+                "generated": {"file": self.files[1], "lossy": self.lossy[1]},
+                **{
+                    name: own and {"mean": own.mean, "per_frame": own.per_frame, **own.extra}
+                    for name, own in self.series.items()
+                },
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All pairs, and over them each metric's mean with its 95 % interval."""
+
+    metrics: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    only_reference: tuple[str, ...]
+    only_generated: tuple[str, ...]
+    unavailable: dict[str, str]
+    made_with: dict[str, str]
+
+    @property
+    def summary(self) -> dict[str, Interval]:
+        """Over clips: every clip counts once, however long it is."""
+        found = {}
+        for name in self.metrics:
+            series = [pair.series[name] for pair in self.pairs]
+            means = [one.mean for one in series if one is not None and one.mean is not None]
+            found[name] = interval(means)
+            if name == "flicker":
+                ratios = [one.extra["ratio"] for one in series if one is not None]
+                found["flicker_ratio"] = interval([r for r in ratios if r is not None])
+        return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the numbers must know."""
+        notes = []
+        for side, what in enumerate(("reference", "generated")):
+            lossy = [pair.files[side] for pair in self.pairs if pair.lossy[side]]
+            if lossy:
+                more = f" and {len(lossy) - 1} more" if len(lossy) > 1 else ""
+                notes.append(
+                    f"{what}: {Path(lossy[0]).name}{more} read from a lossy file, "
+                    "so the codec's own losses are in the numbers"
+                )
+        same = [pair.name for pair in self.pairs if pair.identical]
+        if same:
+            notes.append(f"identical clips have no PSNR (it is infinite): {', '.join(same[:5])}")
+        return tuple(notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """metrics.json: valid JSON, with null for what is infinite or does not exist."""
+        return _tidy(
+            {
+                "kind": KIND,
+                "version": VERSION,
+                "metrics": self.metrics,
+                "made_with": self.made_with,
+                "pairs": [pair.to_dict() for pair in self.pairs],
+                "summary": {name: asdict(found) for name, found in self.summary.items()},
+                "unmatched": {"reference": self.only_reference, "generated": self.only_generated},
+                "unavailable": self.unavailable,
+                "notes": self.notes,
+            }
+        )
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """A metrics.json as a dictionary; `UnreadableError` says why the file is none."""
+    return read_json(path, KIND)
+
+
+def check_output(path: Path) -> None:
+    """Refuse a path that is something else than metrics, which would be lost."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file, such as {path / 'metrics.json'}")
+    if path.exists():
+        try:
+            read_evaluation(path)
+        except UnreadableError:
+            raise InputError(
+                f"{path} exists and is not a file of metrics; it stays as it is, name another file"
+            ) from None
+
+
+def write_evaluation(found: Evaluation, path: Path) -> None:
+    """metrics.json, whole or not at all; only another metrics.json is replaced."""
+    check_output(path)
+    write_json(path, found.to_dict(), sort_keys=False)
+
+
+def _tidy(value: Any) -> Any:
+    """As JSON can hold it, without what is not finite, and with seven digits: more would be noise,
+    and a file of 129 frames gets long."""
+    if isinstance(value, dict):
+        return {key: _tidy(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_tidy(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    return value
