@@ -31,7 +31,7 @@ from torch import Tensor
 
 from jali import BlockPlan, TokenGrid, attend, block_layout, sparse_attention
 from jali.backends import BACKENDS
-from jali.evaluation.demo import make_scene
+from jali.evaluation.demo import make_heads
 from jali.functional import _method as method_of  # the same value that sparse_attention builds
 
 RESULTS = Path(__file__).parent / "results"
@@ -56,8 +56,8 @@ def gaussian(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 def structured() -> tuple[Tensor, Tensor, Tensor]:
     """Heads that differ: local, temporal, frame, semantic, diffuse, sink."""
-    scene = make_scene(GRID, HEADS, DIM)
-    return scene.q, scene.k, scene.v
+    heads = make_heads(GRID, HEADS, DIM)
+    return heads.q, heads.k, heads.v
 
 
 def random_plan(tokens: int, density: float) -> BlockPlan:

@@ -27,8 +27,8 @@ from jali import (
     TokenGrid,
     attend,
 )
-from jali.evaluation.demo import Scene, make_scene
-from jali.evaluation.demo.picture import heads_figure, maps_figure
+from jali.evaluation.demo import MadeUpHeads, make_heads
+from jali.evaluation.inspection.plan_picture import heads_figure, maps_figure
 from jali.methods import METHODS, Dense, Method
 from jali.planning.plan import BlockPlan
 from jali.tokens.order import Order
@@ -43,8 +43,8 @@ INK, FAINT = "#1d2433", "#8a93a6"
 CHROMIUM = "/usr/bin/chromium"
 
 
-def plan_of(scene: Scene, method: Method) -> BlockPlan:
-    plan = attend(scene.q, scene.k, scene.v, method=method, grid=scene.grid).plan
+def plan_of(heads: MadeUpHeads, method: Method) -> BlockPlan:
+    plan = attend(heads.q, heads.k, heads.v, method=method, grid=heads.grid).plan
     assert plan is not None
     return plan
 
@@ -120,16 +120,16 @@ def save(figure: Figure, name: str) -> None:
 
 def draw() -> None:
     torch.set_num_threads(2)
-    scene = make_scene((10, 24, 40))
+    heads = make_heads((10, 24, 40))
     tiled = Entropy(Budget(BUDGET), q_block=128, k_block=128, order=Tiled((2, 8, 8)))
-    save(heads_figure(plan_of(scene, tiled), FOUR, scene.kinds, query=37), "heads.png")
-    pyramid = plan_of(scene, Psa().with_budget(BUDGET))
-    save(heads_figure(pyramid, FOUR, scene.kinds, query=pyramid.layout.M // 2), "pyramid.png")
-    windows = plan_of(scene, RfV2(sparsity=1 - BUDGET, first_frame=False))
-    save(heads_figure(windows, FOUR, scene.kinds, query=37), "windows.png")
+    save(heads_figure(plan_of(heads, tiled), FOUR, heads.kinds, query=37), "heads.png")
+    pyramid = plan_of(heads, Psa().with_budget(BUDGET))
+    save(heads_figure(pyramid, FOUR, heads.kinds, query=pyramid.layout.M // 2), "pyramid.png")
+    windows = plan_of(heads, RfV2(sparsity=1 - BUDGET, first_frame=False))
+    save(heads_figure(windows, FOUR, heads.kinds, query=37), "windows.png")
     kinds = {name: kind for name, kind in METHODS.items() if kind is not Dense}
-    plans = {name: plan_of(scene, kind().with_budget(BUDGET)) for name, kind in kinds.items()}
-    save(maps_figure(plans, scene.kinds), "methods.png")
+    plans = {name: plan_of(heads, kind().with_budget(BUDGET)) for name, kind in kinds.items()}
+    save(maps_figure(plans, heads.kinds), "methods.png")
     save(orders_figure((4, 24, 40), block=128, frames=4), "orders.png")
     dense = {"dense_steps": 0.2, "dense_last_steps": 1, "dense_layers": (0, -1)}
     save(schedule_figure(Schedule(Entropy(Budget(0.3)), **dense), 25, 30), "schedule.png")

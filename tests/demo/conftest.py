@@ -25,10 +25,10 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, weights: Path) -> tuple[str, ...]:
     """2×4×4 tokens in place of either size: everything happens, and nothing is sparse."""
-    from jali.evaluation.demo import generation
+    from jali.evaluation.demo import clips
 
     for name in ("FULL", "QUICK"):
-        monkeypatch.setattr(generation, name, generation.Size(32, 32, 5))
-    monkeypatch.setitem(generation.WARM_UP, "height", 32)
-    monkeypatch.setitem(generation.WARM_UP, "width", 32)
+        monkeypatch.setattr(clips, name, clips.Size(32, 32, 5))
+    monkeypatch.setitem(clips.WARM_UP, "height", 32)
+    monkeypatch.setitem(clips.WARM_UP, "width", 32)
     return (f"--path={weights}", "--steps=1")

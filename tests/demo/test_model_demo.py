@@ -15,7 +15,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
 from jali.clips.clip import read_clip
-from jali.evaluation.demo import generation, outcome
+from jali.evaluation.demo import clips, outcome
 from jali.evaluation.quality import metric
 from jali.generation import read_run
 
@@ -35,7 +35,7 @@ def made(
     """One demo that really is sparse: 3×8×16 tokens are 2 by 3 blocks."""
     folder = tmp_path_factory.mktemp("demo") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "FULL", generation.Size(64, 128, 9))
+        patch.setattr(clips, "FULL", clips.Size(64, 128, 9))
         done = jali("demo", "--json", f"--path={weights}", "--steps=2", "--seed=3", "--output-dir",
                     folder, "--prompt", "a red ball moves right")  # fmt: skip
     assert done.exit_code == 0, done.stderr
@@ -154,14 +154,14 @@ def test_ctrl_c_leaves_what_was_there(
     jali: Jali, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the second run, so that the first is already written."""
-    produce = generation.produce
+    produce = clips.produce
 
     def interrupted(*given: Any) -> Any:
         if given[2].label != "dense":
             raise KeyboardInterrupt
         return produce(*given)
 
-    monkeypatch.setattr(generation, "produce", interrupted)
+    monkeypatch.setattr(clips, "produce", interrupted)
     done = jali("demo", *tiny, "--output-dir", tmp_path / "a" / "out")
     assert done.exit_code == 130
     assert done.stderr.splitlines()[-1] == "jali: interrupted; nothing was written"
@@ -210,29 +210,29 @@ def test_without_a_package_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "av" else found(name)
     )
-    assert generation.why_not("anywhere") == "the model needs av (pip install 'jali[quality]')"
+    assert clips.why_not("anywhere") == "the model needs av (pip install 'jali[quality]')"
 
 
 def test_warming_up_is_quiet(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That so few tokens gain nothing is true of the warm-up alone."""
-    monkeypatch.setattr(generation, "produce", lambda *given: given[2].label)
-    settings = generation.settings_of(generation.Size(64, 64, 5), steps=1, path=str(weights))
-    both = generation.generate_both(settings, "a red ball", tmp_path)
+    monkeypatch.setattr(clips, "produce", lambda *given: given[2].label)
+    settings = clips.settings_of(clips.Size(64, 64, 5), steps=1, path=str(weights))
+    both = clips.generate_both(settings, "a red ball", tmp_path)
     assert both == ("dense", "entropy")
     assert not caplog.records
 
 
 def test_the_usual_settings_are_those_that_the_help_names(jali: Jali) -> None:
     text = " ".join(jali("demo", "--help").stdout.replace("│", " ").split())
-    for value in (generation.METHOD, generation.BUDGET, generation.STEPS):
+    for value in (clips.METHOD, clips.BUDGET, clips.STEPS):
         assert f"[default: ({value})]" in text
-    assert generation.STEPS <= 10
-    for size, tokens in ((generation.FULL, 9600), (generation.QUICK, 2304)):
+    assert clips.STEPS <= 10
+    for size, tokens in ((clips.FULL, 9600), (clips.QUICK, 2304)):
         assert (size.frames + 3) // 4 * (size.height // 8) * (size.width // 8) == tokens
 
 
 def test_the_usual_prompt_is_in_the_grammar() -> None:
     pytest.importorskip("jali.nano.grammar")
-    assert generation.unknown_words(generation.PROMPT) is None
+    assert clips.unknown_words(clips.PROMPT) is None

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from jali.evaluation.demo import KINDS, compare, make_scene
-from jali.evaluation.demo.picture import footprint
+from jali.evaluation.demo import HEAD_KINDS, compare, make_heads
+from jali.evaluation.inspection.plan_picture import footprint
 from jali.methods import METHODS
 
 Jali = Callable[..., Any]
 SHAPE = (4, 16, 16)
 
 
-def test_a_scene_is_decided_by_its_seed() -> None:
-    one, same, other = (make_scene(SHAPE, seed=seed) for seed in (1, 1, 2))
+def test_made_up_heads_are_decided_by_their_seed() -> None:
+    one, same, other = (make_heads(SHAPE, seed=seed) for seed in (1, 1, 2))
     assert one.q.shape == one.k.shape == one.v.shape == (1, 6, 1024, 64)
-    assert one.kinds == tuple(kind.name for kind in KINDS)
+    assert one.kinds == tuple(kind.name for kind in HEAD_KINDS)
     for name in ("q", "k", "v"):
         assert torch.equal(getattr(one, name), getattr(same, name))
         assert not torch.equal(getattr(one, name), getattr(other, name))
@@ -29,11 +29,11 @@ def test_a_scene_is_decided_by_its_seed() -> None:
 
 def test_heads_look_where_their_kind_says() -> None:
     """Shares of exact attention: near in space, on one's own frame, on the sink."""
-    scene = make_scene(SHAPE)
-    attention = torch.softmax(scene.q[0] @ scene.k[0].mT / 8, dim=-1)
+    made = make_heads(SHAPE)
+    attention = torch.softmax(made.q[0] @ made.k[0].mT / 8, dim=-1)
     frame = torch.arange(1024) // 256
     own = frame[:, None] == frame
-    kinds = {kind: attention[i] for i, kind in enumerate(scene.kinds)}
+    kinds = {kind: attention[i] for i, kind in enumerate(made.kinds)}
     on_frame = {kind: float((a * own).sum(-1).mean()) for kind, a in kinds.items()}
     on_sink = {kind: float(a[:, :48].sum(-1).mean()) for kind, a in kinds.items()}
     assert max(on_frame, key=on_frame.__getitem__) == "frame"
@@ -45,8 +45,8 @@ def test_heads_look_where_their_kind_says() -> None:
 
 
 def test_a_comparison_has_every_method() -> None:
-    scene = make_scene(SHAPE)
-    found = compare(scene, 0.5, repeats=1)
+    made = make_heads(SHAPE)
+    found = compare(made, 0.5, repeats=1)
     assert {row.method for row in found.rows} == set(METHODS) - {"dense"}
     errors = {row.method: row.error for row in found.rows}
     assert errors["psa"] < errors["random"]
@@ -60,7 +60,7 @@ def test_a_comparison_has_every_method() -> None:
     assert own.sum() == found.plans["psa"].blocks.q
     assert read[own].min() == 1  # its own tokens are read in full
     with pytest.raises(ValueError, match="above 0"):
-        compare(scene, 0.0)
+        compare(made, 0.0)
 
 
 def test_the_command(jali: Jali, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jali.evaluation.demo.scene import make_scene
+from jali.evaluation.demo.heads import make_heads
 from jali.evaluation.inspection.heads import heads_of
 from jali.planning.site import Site
 from jali.tokens.grid import Box, Text, TokenGrid
@@ -14,9 +14,9 @@ HERE = Site(0, 1, 0, 1)
 
 
 def test_made_up_heads_are_what_they_were_made_to_be() -> None:
-    scene = make_scene((6, 12, 16))
-    heads = heads_of(scene.q, scene.k, scene.grid, HERE, 64**-0.5)
-    kinds = dict(zip(scene.kinds, heads, strict=True))
+    made = make_heads((6, 12, 16))
+    heads = heads_of(made.q, made.k, made.grid, HERE, 64**-0.5)
+    kinds = dict(zip(made.kinds, heads, strict=True))
     for name in ("local", "temporal", "frame"):
         assert kinds[name].kind == name, kinds[name]
     assert kinds["diffuse"].kind == "global"

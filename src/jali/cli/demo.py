@@ -66,8 +66,8 @@ def demo(
     model_only = {"--prompt": prompt, "--method": method, "--steps": steps, "--path": path}
     given = [flag for flag, value in model_only.items() if value is not None]
     with _whole(), input_errors():
+        from jali.evaluation.demo.clips import why_not
         from jali.evaluation.demo.folder import check
-        from jali.evaluation.demo.generation import why_not
 
         if tensors and given:
             raise ValueError(f"{given[0]} is about the model, which --tensors does without")
@@ -107,7 +107,7 @@ def _asked(
     seed: int,
     path: Path | None,
 ) -> tuple[Settings, str]:
-    from jali.evaluation.demo import generation as usual
+    from jali.evaluation.demo import clips as usual
 
     text = usual.PROMPT if prompt is None else prompt.strip()
     if not text:
@@ -125,8 +125,8 @@ def _asked(
 
 def _model(settings: Settings, prompt: str, folder: Path, as_json: bool) -> None:
     from jali.cli.quiet import quiet_libraries
+    from jali.evaluation.demo.clips import generate_both, unknown_words
     from jali.evaluation.demo.folder import staged, write_facts
-    from jali.evaluation.demo.generation import generate_both, unknown_words
     from jali.evaluation.demo.outcome import show
 
     quiet_libraries()
@@ -253,7 +253,7 @@ def _number(value: float | None, how: str) -> str:
 
 
 def _tensors(budget: float | None, seed: int, quick: bool, folder: Path, as_json: bool) -> None:
-    from jali.evaluation.demo import compare, make_scene
+    from jali.evaluation.demo import compare, make_heads
     from jali.evaluation.demo import tensors as usual
     from jali.evaluation.demo.folder import staged, write_facts
 
@@ -264,12 +264,12 @@ def _tensors(budget: float | None, seed: int, quick: bool, folder: Path, as_json
         if seed < 0:
             raise ValueError(f"seed must be at least 0, got {seed}")
     with job_errors(), staged(folder) as part:
-        scene = make_scene(usual.QUICK if quick else usual.FULL, seed=seed)
+        heads = make_heads(usual.QUICK if quick else usual.FULL, seed=seed)
         if not as_json:
-            _say(f"{scene.grid} = {scene.grid.tokens:,} tokens, heads: {', '.join(scene.kinds)}")
-        found = compare(scene, share, repeats=1 if quick else 3)
-        drawn = usual.draw(part, scene, found)
-        facts = write_facts(part, usual.facts_of(scene, found, share, seed))
+            _say(f"{heads.grid} = {heads.grid.tokens:,} tokens, heads: {', '.join(heads.kinds)}")
+        found = compare(heads, share, repeats=1 if quick else 3)
+        drawn = usual.draw(part, heads, found)
+        facts = write_facts(part, usual.facts_of(heads, found, share, seed))
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

@@ -2,6 +2,8 @@
 made-up layer of attention with what every method makes of it."""
 
 from jali.evaluation.demo.compare import Comparison, Row, compare
-from jali.evaluation.demo.scene import KINDS, Scene, make_scene
+from jali.evaluation.demo.heads import HEAD_KINDS, MadeUpHeads, make_heads
 
-__all__ = ["KINDS", "Comparison", "Row", "Scene", "compare", "make_scene"]
+make_scene = make_heads  # the name that docs showed before
+
+__all__ = ["HEAD_KINDS", "Comparison", "MadeUpHeads", "Row", "compare", "make_heads", "make_scene"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jali.attend import Attended, attend
 from jali.backends import BACKENDS
-from jali.evaluation.demo.scene import Scene
+from jali.evaluation.demo.heads import MadeUpHeads
 from jali.methods import METHODS, Dense
 from jali.planning.budget import check_share
 from jali.planning.plan import BlockPlan
@@ -42,17 +42,17 @@ class Comparison:
     plans: dict[str, BlockPlan]
 
 
-def compare(scene: Scene, budget: float, repeats: int = 3) -> Comparison:
+def compare(heads: MadeUpHeads, budget: float, repeats: int = 3) -> Comparison:
     """Dense attention and every sparse method, timed in turn so that drift hits them all alike."""
     check_share("budget", budget)
     if budget == 0:
         raise ValueError("budget must be above 0 to compare anything, got 0")
-    q, k, v = scene.q, scene.k, scene.v
+    q, k, v = heads.q, heads.k, heads.v
     methods = {
         name: kind().with_budget(budget) for name, kind in METHODS.items() if kind is not Dense
     }
     calls: dict[str, Callable[[], Attended]] = {
-        name: lambda m=method: attend(q, k, v, method=m, grid=scene.grid)  # type: ignore[misc]
+        name: lambda m=method: attend(q, k, v, method=m, grid=heads.grid)  # type: ignore[misc]
         for name, method in methods.items()
     }
     dense = F.scaled_dot_product_attention(q, k, v)
@@ -64,7 +64,7 @@ def compare(scene: Scene, budget: float, repeats: int = 3) -> Comparison:
         dense_times.append(seconds(lambda: F.scaled_dot_product_attention(q, k, v)))
         for name, call in calls.items():
             times[name].append(seconds(call))
-            attend_times[name].append(_attention_alone(scene, first[name]))
+            attend_times[name].append(_attention_alone(heads, first[name]))
     baseline = statistics.median(dense_times)
     rows = tuple(
         _row(name, budget, first[name], dense, baseline, times[name], attend_times[name])
@@ -102,12 +102,12 @@ def _row(
     )
 
 
-def _attention_alone(scene: Scene, found: Attended) -> float:
+def _attention_alone(heads: MadeUpHeads, found: Attended) -> float:
     """The time of the backend alone, given the plan and arranged tensors."""
     plan = found.executed
     assert plan is not None
     layout = plan.layout
-    q, k, v = (layout.q.arrange(scene.q), layout.k.arrange(scene.k), layout.k.arrange(scene.v))
+    q, k, v = (layout.q.arrange(heads.q), layout.k.arrange(heads.k), layout.k.arrange(heads.v))
     scale = q.shape[-1] ** -0.5
     return seconds(lambda: BACKENDS[found.backend].attend(q, k, v, plan, scale))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jali.clips.clip import read_clip
-from jali.evaluation.demo.beside import panels, write_film, write_strip
+from jali.evaluation.demo.side_by_side import panels, write_film, write_strip
 from jali.evaluation.report import read_comparison, render_page, write_page
 from jali.generation import ClipRecord, RunFolder
 

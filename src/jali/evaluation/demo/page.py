@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from jali.evaluation.demo.compare import Comparison, Row
-from jali.evaluation.demo.scene import Scene
+from jali.evaluation.demo.heads import MadeUpHeads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,9 +49,9 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def render(scene: Scene, comparison: Comparison, figures: Mapping[str, Figure]) -> str:
+def render(made: MadeUpHeads, comparison: Comparison, figures: Mapping[str, Figure]) -> str:
     """The page as HTML; `figures` by caption, put inside it."""
-    tokens, heads, dim = scene.q.shape[2], scene.q.shape[1], scene.q.shape[3]
+    tokens, heads, dim = made.q.shape[2], made.q.shape[1], made.q.shape[3]
     rows = "\n".join(_table_row(row) for row in comparison.rows)
     head = "".join(f"<th>{name}</th>" for name in HEADINGS)
     pictures = "\n".join(
@@ -64,8 +64,8 @@ def render(scene: Scene, comparison: Comparison, figures: Mapping[str, Figure]) 
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>{STYLE}</style></head><body>
 <h1>One layer of attention, seven ways</h1>
-<p class="lead">{scene.grid} = {tokens:,} tokens, {heads} heads × {dim}
-({", ".join(scene.kinds)}); made-up tensors, no model. Dense attention on this machine takes
+<p class="lead">{made.grid} = {tokens:,} tokens, {heads} heads × {dim}
+({", ".join(made.kinds)}); made-up tensors, no model. Dense attention on this machine takes
 {comparison.dense_seconds * 1e3:,.0f} ms.</p>
 <div class="scroll"><table><thead><tr>{head}</tr></thead>
 <tbody>

@@ -11,7 +11,7 @@ pytest.importorskip("PIL")
 pytest.importorskip("av")
 
 from jali.clips.clip import Clip, read_clip
-from jali.evaluation.demo.beside import (
+from jali.evaluation.demo.side_by_side import (
     GAIN,
     GAP,
     HEADER,

@@ -21,31 +21,31 @@ SINK_TOKENS = 48
 
 
 @dataclass(frozen=True)
-class Kind:
+class HeadKind:
     """What one kind of head looks at.
 
-    `reach` is how far in (t, h, w), in tokens; each strength is the logit at the best match.
+    `distance` is how far in (t, h, w), in tokens; each strength is the logit at the best match.
     """
 
     name: str
-    reach: tuple[float, float, float]
-    near: float = 0.0
-    alike: float = 0.0
+    distance: tuple[float, float, float]
+    proximity: float = 0.0
+    similarity: float = 0.0
     sink: float = 0.0
 
 
-KINDS = (
-    Kind("local", (1.0, 3.0, 4.0), near=10, alike=1),
-    Kind("temporal", (FAR, 2.5, 3.0), near=10, alike=1),
-    Kind("frame", (0.6, FAR, FAR), near=8, alike=2),
-    Kind("semantic", (4.0, 12.0, 16.0), near=1, alike=10),
-    Kind("diffuse", (4.0, 10.0, 14.0), near=2, alike=2),
-    Kind("sink", (1.5, 4.0, 5.0), near=7, alike=1, sink=8),
+HEAD_KINDS = (
+    HeadKind("local", (1.0, 3.0, 4.0), proximity=10, similarity=1),
+    HeadKind("temporal", (FAR, 2.5, 3.0), proximity=10, similarity=1),
+    HeadKind("frame", (0.6, FAR, FAR), proximity=8, similarity=2),
+    HeadKind("semantic", (4.0, 12.0, 16.0), proximity=1, similarity=10),
+    HeadKind("diffuse", (4.0, 10.0, 14.0), proximity=2, similarity=2),
+    HeadKind("sink", (1.5, 4.0, 5.0), proximity=7, similarity=1, sink=8),
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class MadeUpHeads:
     """q, k, v [1, H, S, D] over a video grid, and what kind each head is."""
 
     grid: TokenGrid
@@ -55,30 +55,32 @@ class Scene:
     v: Tensor
 
 
-def make_scene(
+def make_heads(
     shape: tuple[int, int, int], heads: int = 6, head_dim: int = 64, seed: int = 0
-) -> Scene:
+) -> MadeUpHeads:
     """Heads of every kind in turn, for a frames × height × width grid; `seed` decides it all."""
     generator = torch.Generator().manual_seed(seed)
     box = Box(*shape)
-    kinds = [KINDS[i % len(KINDS)] for i in range(heads)]
+    kinds = [HEAD_KINDS[i % len(HEAD_KINDS)] for i in range(heads)]
     pairs = [_head(kind, box, head_dim, generator) for kind in kinds]
     values = [
         _field(box, head_dim, generator) + _noise(box, head_dim, 0.5, generator) for _ in kinds
     ]
     q, k = (torch.stack(part)[None] for part in zip(*pairs, strict=True))
-    return Scene(
+    return MadeUpHeads(
         TokenGrid((box,)), tuple(kind.name for kind in kinds), q, k, torch.stack(values)[None]
     )
 
 
-def _head(kind: Kind, box: Box, head_dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _head(
+    kind: HeadKind, box: Box, head_dim: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Queries and keys [S, D] whose scaled products are the kind's strengths at the best match."""
     content = head_dim // 4
-    place = head_dim - content - 2
+    position = head_dim - content - 2
     gain = head_dim**0.25
-    near = _place(box, kind.reach, place, generator) * math.sqrt(kind.near) * gain
-    alike = F.normalize(_field(box, content, generator), dim=-1) * math.sqrt(kind.alike) * gain
+    near = _position(box, kind.distance, position, generator) * math.sqrt(kind.proximity) * gain
+    alike = F.normalize(_field(box, content, generator), dim=-1) * math.sqrt(kind.similarity) * gain
     shared = torch.cat([near, alike], dim=-1)
     constant = math.sqrt(kind.sink) * gain
     is_sink = torch.arange(box.tokens) < SINK_TOKENS
@@ -90,13 +92,13 @@ def _head(kind: Kind, box: Box, head_dim: int, generator: torch.Generator) -> tu
     )
 
 
-def _place(
-    box: Box, reach: tuple[float, float, float], dim: int, generator: torch.Generator
+def _position(
+    box: Box, distance: tuple[float, float, float], dim: int, generator: torch.Generator
 ) -> Tensor:
-    """Unit features [S, dim] whose product falls off like a bell curve of width `reach`."""
+    """Unit features [S, dim] whose product falls off like a bell curve of width `distance`."""
     axes = [torch.arange(n, dtype=torch.float32) for n in box.shape]
     where = torch.cartesian_prod(*axes).view(-1, 3)
-    waves = torch.randn(3, dim // 2, generator=generator) / torch.tensor(reach)[:, None]
+    waves = torch.randn(3, dim // 2, generator=generator) / torch.tensor(distance)[:, None]
     phase = where @ waves
     return torch.cat([phase.cos(), phase.sin()], dim=-1) / math.sqrt(dim // 2)
 
