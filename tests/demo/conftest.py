@@ -27,8 +27,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch, weights: Path) -> tuple[str, ...]:
     """2×4×4 tokens in place of either size: everything happens, and nothing is sparse."""
     from jali.evaluation.demo import clips
 
-    for name in ("FULL", "QUICK"):
-        monkeypatch.setattr(clips, name, clips.Size(32, 32, 5))
+    for size in (clips.FULL, clips.QUICK):
+        for name, value in (("height", 32), ("width", 32), ("num_frames", 5)):
+            monkeypatch.setitem(size, name, value)
     monkeypatch.setitem(clips.WARM_UP, "height", 32)
     monkeypatch.setitem(clips.WARM_UP, "width", 32)
     return (f"--path={weights}", "--steps=1")

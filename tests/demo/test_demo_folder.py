@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jali.evaluation.demo.folder import check, staged, write_facts
+from jali.evaluation.demo.folder import check_folder, replace_demo, write_facts
 
 
 def write(folder: Path, **files: str) -> None:
-    with staged(folder) as part:
+    with replace_demo(folder) as part:
         for name, text in files.items():
             (part / name).write_text(text)
         (part / "run").mkdir()
@@ -68,13 +68,13 @@ def test_what_people_put_into_a_demo_is_not_replaced(tmp_path: Path) -> None:
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(ValueError, match="is a file, and the demo needs a folder"):
-        check(tmp_path / "out")
+        check_folder(tmp_path / "out")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, ValueError])
 def test_any_way_out_leaves_nothing_new(error: type[BaseException], tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
-        with staged(folder) as part:
+        with replace_demo(folder) as part:
             (part / "two").write_text("2")
             raise error
 
@@ -94,7 +94,7 @@ def test_the_rest_of_a_killed_process_is_cleared(tmp_path: Path) -> None:
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
-    with staged(tmp_path / "out") as part:
+    with replace_demo(tmp_path / "out") as part:
         (part / "one").write_text("1")
         with pytest.raises(ValueError, match="another process is writing"):
             write(tmp_path / "out", two="2")

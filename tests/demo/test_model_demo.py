@@ -15,7 +15,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
 from jali.clips.clip import read_clip
-from jali.evaluation.demo import clips, outcome
+from jali.evaluation.demo import clips
 from jali.evaluation.quality import metric
 from jali.generation import read_run
 
@@ -35,7 +35,7 @@ def made(
     """One demo that really is sparse: 3×8×16 tokens are 2 by 3 blocks."""
     folder = tmp_path_factory.mktemp("demo") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clips, "FULL", clips.Size(64, 128, 9))
+        patch.setattr(clips, "FULL", {"height": 64, "width": 128, "num_frames": 9})
         done = jali("demo", "--json", f"--path={weights}", "--steps=2", "--seed=3", "--output-dir",
                     folder, "--prompt", "a red ball moves right")  # fmt: skip
     assert done.exit_code == 0, done.stderr
@@ -112,14 +112,14 @@ def test_a_prompt_outside_the_grammar(jali: Jali, tiny: Tiny, tmp_path: Path) ->
     [
         (("--method=dense",), "got 'dense'"),
         (("--method=entrpy",), "did you mean"),
-        (("--budget=0",), "budget must be above 0 and at most 1, got 0.0"),
-        (("--budget=1.5",), "budget must be above 0 and at most 1, got 1.5"),
-        (("--budget=nan",), "budget must be above 0 and at most 1, got nan"),
+        (("--budget=0",), "budget must be a number above 0 and at most 1, got 0.0"),
+        (("--budget=1.5",), "budget must be a number above 0 and at most 1, got 1.5"),
+        (("--budget=nan",), "budget must be a number above 0 and at most 1, got nan"),
         (("--steps=0",), "steps must be 1 to 50, got 0"),
-        (("--seed=-1",), "seed must be at least 0, got -1"),
+        (("--seed=-1",), "seed must be a whole number of at least 0, got -1"),
         (("--prompt=  ",), "--prompt is empty"),
         (("--tensors", "--prompt=a ball"), "--prompt is about the model"),
-        (("--tensors", "--budget=2"), "budget must be above 0 and at most 1, got 2.0"),
+        (("--tensors", "--budget=2"), "budget must be a number above 0 and at most 1, got 2.0"),
         (("--path=/no/such/folder",), "no folder /no/such/folder"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
@@ -178,7 +178,7 @@ def test_a_failure_at_the_end_leaves_the_demo_before(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(outcome, "write_page", full)
+    monkeypatch.setattr(clips, "write_page", full)
     done = jali("demo", *tiny, "--output-dir", folder)
     assert done.exit_code == 1
     assert "No space left on device" in done.stderr
@@ -191,7 +191,10 @@ def test_without_weights_the_tensors_are_shown(
     from jali.evaluation.demo import tensors
     from jali.integration.models import registry
 
-    monkeypatch.setattr(registry.ModelCard, "place", property(lambda _: str(tmp_path / "nowhere")))
+    nowhere = property(lambda _: str(tmp_path / "nowhere"))
+    monkeypatch.setattr(registry.ModelCard, "location", nowhere)
+        registry.ModelCard, "location", property(lambda _: str(tmp_path / "nowhere"))
+    )
     monkeypatch.setattr(tensors, "QUICK", (2, 8, 8))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # pictures have a test of their own
     done = jali("demo", "--quick", "--json", "--steps=4", "--output-dir", tmp_path / "out")
@@ -218,7 +221,8 @@ def test_warming_up_is_quiet(
 ) -> None:
     """That so few tokens gain nothing is true of the warm-up alone."""
     monkeypatch.setattr(clips, "produce", lambda *given: given[2].label)
-    settings = clips.settings_of(clips.Size(64, 64, 5), steps=1, path=str(weights))
+    monkeypatch.setattr(clips, "QUICK", {"height": 64, "width": 64, "num_frames": 5})
+    settings = clips.demo_settings(quick=True, steps=1, path=str(weights))
     both = clips.generate_both(settings, "a red ball", tmp_path)
     assert both == ("dense", "entropy")
     assert not caplog.records
@@ -230,7 +234,8 @@ def test_the_usual_settings_are_those_that_the_help_names(jali: Jali) -> None:
         assert f"[default: ({value})]" in text
     assert clips.STEPS <= 10
     for size, tokens in ((clips.FULL, 9600), (clips.QUICK, 2304)):
-        assert (size.frames + 3) // 4 * (size.height // 8) * (size.width // 8) == tokens
+        frames = (size["num_frames"] + 3) // 4
+        assert frames * (size["height"] // 8) * (size["width"] // 8) == tokens
 
 
 def test_the_usual_prompt_is_in_the_grammar() -> None:

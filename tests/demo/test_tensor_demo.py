@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from jali.evaluation.demo import HEAD_KINDS, compare, make_heads
+from jali.evaluation.demo import HEAD_KINDS, compare_methods, make_heads
 from jali.evaluation.inspection.plan_picture import footprint
 from jali.methods import METHODS
 
@@ -46,7 +46,7 @@ def test_heads_look_where_their_kind_says() -> None:
 
 def test_a_comparison_has_every_method() -> None:
     made = make_heads(SHAPE)
-    found = compare(made, 0.5, repeats=1)
+    found = compare_methods(made, 0.5, repeats=1)
     assert {row.method for row in found.rows} == set(METHODS) - {"dense"}
     errors = {row.method: row.error for row in found.rows}
     assert errors["psa"] < errors["random"]
@@ -60,7 +60,7 @@ def test_a_comparison_has_every_method() -> None:
     assert own.sum() == found.plans["psa"].blocks.q
     assert read[own].min() == 1  # its own tokens are read in full
     with pytest.raises(ValueError, match="above 0"):
-        compare(made, 0.0)
+        compare_methods(made, 0.0)
 
 
 def test_the_command(jali: Jali, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

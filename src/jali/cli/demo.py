@@ -16,8 +16,8 @@ from jali.cli.exits import INTERRUPTED, input_errors, job_errors
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from jali.evaluation.demo import Comparison
-    from jali.evaluation.demo.outcome import Outcome
+    from jali.evaluation.demo import MethodComparison
+    from jali.evaluation.report import Comparison
     from jali.generation import Settings, Tick
 
 EXAMPLES = (
@@ -65,28 +65,34 @@ def demo(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     model_only = {"--prompt": prompt, "--method": method, "--steps": steps, "--path": path}
     given = [flag for flag, value in model_only.items() if value is not None]
-    with _whole(), input_errors():
-        from jali.evaluation.demo.clips import why_not
-        from jali.evaluation.demo.folder import check
+    with _all_or_nothing():
+        with input_errors():
+            from jali.evaluation.demo import clips
+            from jali.evaluation.demo.folder import check_folder
+            from jali.generation import Settings
 
-        if tensors and given:
-            raise ValueError(f"{given[0]} is about the model, which --tensors does without")
-        check(output_dir)
-        reason = None if tensors else why_not(None if path is None else str(path))
-    if reason is not None:
-        lost = f", without {', '.join(given)}" if given else ""
-        typer.echo(f"jali: {reason}; here is the demo on tensors instead{lost}", err=True)
-    with _whole():
-        if tensors or reason is not None:
-            _tensors(budget, seed, quick, output_dir, as_json)
-        else:
-            with input_errors():
-                settings, text = _asked(prompt, quick, method, budget, steps, seed, path)
-            _model(settings, text, output_dir, as_json)
+            if tensors and given:
+                raise ValueError(f"{given[0]} is about the model, which --tensors does without")
+            text = clips.PROMPT if prompt is None else prompt.strip()
+            if not text:
+                raise ValueError("--prompt is empty")
+            Settings(clips.MODEL, budget=budget, seed=seed)  # whichever demo it will be
+            check_folder(output_dir)
+            reason = None if tensors else clips.why_not(None if path is None else str(path))
+            settings = None
+            if not tensors and reason is None:
+                settings = clips.demo_settings(quick, method, budget, steps, seed=seed, path=path)
+        if settings is not None:
+            _show_clips(settings, text, output_dir, as_json)
+            return
+        if reason is not None:
+            lost = f", without {', '.join(given)}" if given else ""
+            typer.echo(f"jali: {reason}; here is the demo on tensors instead{lost}", err=True)
+        _show_tensors(budget, seed, quick, output_dir, as_json)
 
 
 @contextlib.contextmanager
-def _whole() -> Iterator[None]:
+def _all_or_nothing() -> Iterator[None]:
     """A demo is all there or not at all, so an interrupted one has nothing to keep."""
     try:
         yield
@@ -95,57 +101,41 @@ def _whole() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
+def _say(text: Any, **style: Any) -> None:
+    from rich.console import Console
+
+    Console().print(text, highlight=False, markup=False, **style)
+
+
 # The model
 
 
-def _asked(
-    prompt: str | None,
-    quick: bool,
-    method: str | None,
-    budget: float | None,
-    steps: int | None,
-    seed: int,
-    path: Path | None,
-) -> tuple[Settings, str]:
-    from jali.evaluation.demo import clips as usual
-
-    text = usual.PROMPT if prompt is None else prompt.strip()
-    if not text:
-        raise ValueError("--prompt is empty")
-    settings = usual.settings_of(
-        usual.QUICK if quick else usual.FULL,
-        usual.METHOD if method is None else method,
-        usual.BUDGET if budget is None else budget,
-        usual.STEPS if steps is None else steps,
-        seed,
-        None if path is None else str(path),
-    )
-    return settings, text
-
-
-def _model(settings: Settings, prompt: str, folder: Path, as_json: bool) -> None:
+def _show_clips(settings: Settings, prompt: str, folder: Path, as_json: bool) -> None:
     from jali.cli.quiet import quiet_libraries
-    from jali.evaluation.demo.clips import generate_both, unknown_words
-    from jali.evaluation.demo.folder import staged, write_facts
-    from jali.evaluation.demo.outcome import show
+    from jali.evaluation.demo import clips
+    from jali.evaluation.demo.folder import replace_demo, write_facts
+    from jali.evaluation.report import read_comparison
 
     quiet_libraries()
-    unknown = unknown_words(prompt)
-    if unknown:
-        typer.echo(f"jali: {unknown}", err=True)
-    busy = _busy()
-    if busy:
-        typer.echo(f"jali: {busy}", err=True)
-    with job_errors(), staged(folder) as part:
-        with _shown(as_json) as (follow, tell):
+    for remark in (clips.unknown_words(prompt), _busy()):
+        if remark:
+            typer.echo(f"jali: {remark}", err=True)
+    with job_errors(), replace_demo(folder) as part:
+        with _progress(as_json) as tell:
             tell(f"loading {settings.model}")
-            dense, sparse = generate_both(settings, prompt, part, follow)
-            outcome = show(dense, sparse, part, tell)
-        facts = write_facts(part, outcome.to_dict())
+            runs = clips.generate_both(settings, prompt, part, tell)
+            tell("measuring")
+            found = read_comparison([run.folder for run in runs], metrics=clips.METRICS)
+            tell("writing films and page")
+            clips.write_files(part, runs, found)
+        facts = write_facts(part, clips.facts_of(runs, found))
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
-    else:
-        _report(outcome, folder)
+        return
+    _say(_clip_table(found))
+    films = [facts[run]["video"] for run in ("dense", "sparse")]
+    _say(f"beside it: {', '.join([clips.FILM, clips.STRIP, *films])}", style="dim")
+    _say(f"Open {folder / clips.PAGE}", soft_wrap=True)
 
 
 def _busy() -> str | None:
@@ -159,64 +149,41 @@ def _busy() -> str | None:
 
 
 @contextlib.contextmanager
-def _shown(
-    quiet: bool,
-) -> Iterator[tuple[Callable[[str, Tick], None], Callable[[str], None]]]:
+def _progress(quiet: bool) -> Iterator[Callable[..., None]]:
     """On stderr: a bar that follows the steps of both runs, or in a log a line for every part."""
-    if quiet:
-        yield (lambda *_: None), (lambda _: None)
-        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=None)
-        last = ""
+    log = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=log or quiet) as bar:
+        task, last = bar.add_task("", total=None), ""
 
-        def tell(words: str, **where: Any) -> None:
+        def tell(words: str, tick: Tick | None = None) -> None:
             nonlocal last
-            bar.update(task, description=words, **where)
-            if not console.is_terminal and words != last:
+            if tick is not None:
+                done = tick.step + (0 if words == "dense" else tick.steps)
+                bar.update(task, total=2 * tick.steps, completed=done)
+                step = f"{tick.steps} steps" if log else f"step {tick.step + 1} of {tick.steps}"
+                words = f"{words}: {'decoding' if tick.step == tick.steps else step}"
+            bar.update(task, description=words)
+            if log and words != last:
                 console.print(words, highlight=False, markup=False)
             last = words
 
-        def follow(run: str, tick: Tick) -> None:
-            done = tick.step if run == "dense" else tick.steps + tick.step
-            words = f"{run}: step {min(tick.step + 1, tick.steps)} of {tick.steps}"
-            if tick.step == tick.steps:
-                words = f"{run}: decoding"
-            elif not console.is_terminal:
-                words = f"{run}: {tick.steps} steps"
-            tell(words, total=2 * tick.steps, completed=done)
-
-        yield follow, tell
+        yield tell
 
 
-def _report(outcome: Outcome, folder: Path) -> None:
-    from rich.console import Console
-
-    from jali.evaluation.demo.outcome import FILM, PAGE, STRIP
-
-    console = Console()
-    console.print(_table(outcome))
-    films = [f"{run.folder.name}/{run.clips[0].video}" for run in (outcome.dense, outcome.sparse)]
-    beside = ", ".join([FILM, STRIP, *films])
-    console.print(f"beside it: {beside}", highlight=False, markup=False, style="dim")
-    console.print(f"Open {folder / PAGE}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _table(outcome: Outcome) -> Table:
+def _clip_table(found: Comparison) -> Table:
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    clip = outcome.clips[1]
+    (clip,) = found.clips
+    film = found.films[clip][0]
     table = Table(
-        title=f"“{escape(clip.prompt)}”, {clip.width}×{clip.height}×{clip.frames}",
+        title=f"“{escape(found.prompt(clip))}”, {film.width}×{film.height}×{film.frames}",
         title_justify="left",
         caption="cost: share of dense attention's work, where sparse and in all; whole: with text "
         "and decoder",
@@ -224,74 +191,66 @@ def _table(outcome: Outcome) -> Table:
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("asked", "cost", "in all", "model s", "×", "whole s", "×", "PSNR", "SSIM"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    dense, sparse = outcome.clips
-    table.add_row("dense", "", "", "", _number(dense.seconds_transformer, ".1f"), "",
-                  _number(dense.seconds, ".1f"), "", "", "")  # fmt: skip
-    table.add_row(
-        outcome.name,
-        _number(sparse.budget, ".2f"),
-        _number(sparse.sparse_cost, ".3f"),
-        _number(sparse.cost, ".3f"),
-        _number(sparse.seconds_transformer, ".1f"),
-        _number(outcome.speed_up_transformer, ".2f"),
-        _number(sparse.seconds, ".1f"),
-        _number(outcome.speed_up, ".2f"),
-        "same" if outcome.psnr is None else f"{outcome.psnr:.1f}",
-        _number(outcome.ssim, ".3f"),
-    )
+
+    def number(value: Any, digits: int) -> str:
+        value = getattr(value, "value", value)
+        return "" if value is None else f"{value:.{digits}f}"
+
+    dense, sparse = found.rows()
+    psnr = number(sparse.metrics["psnr"], 1)
+    columns = [
+        ("", dense.name, sparse.name),
+        ("asked", "", number(sparse.budget, 2)),
+        ("cost", "", number(sparse.sparse_cost, 3)),
+        ("in all", "", number(sparse.cost, 3)),
+        ("model s", *(number(row.seconds_transformer, 1) for row in (dense, sparse))),
+        ("×", "", number(sparse.speed_up_transformer, 2)),
+        ("whole s", *(number(row.seconds, 1) for row in (dense, sparse))),
+        ("×", "", number(sparse.speed_up, 2)),
+        ("PSNR", "", "same" if psnr == "inf" else psnr),
+        ("SSIM", "", number(sparse.metrics["ssim"], 3)),
+    ]
+    headings, *rows = zip(*columns, strict=True)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def _number(value: float | None, how: str) -> str:
-    return "" if value is None else format(value, how)
 
 
 # Tensors
 
 
-def _tensors(budget: float | None, seed: int, quick: bool, folder: Path, as_json: bool) -> None:
-    from jali.evaluation.demo import compare, make_heads
-    from jali.evaluation.demo import tensors as usual
-    from jali.evaluation.demo.folder import staged, write_facts
+def _show_tensors(
+    budget: float | None, seed: int, quick: bool, folder: Path, as_json: bool
+) -> None:
+    from jali.evaluation.demo import compare_methods, make_heads, tensors
+    from jali.evaluation.demo.folder import replace_demo, write_facts
 
-    share = usual.BUDGET if budget is None else budget
-    with input_errors():
-        if not 0 < share <= 1:
-            raise ValueError(f"budget must be above 0 and at most 1, got {share}")
-        if seed < 0:
-            raise ValueError(f"seed must be at least 0, got {seed}")
-    with job_errors(), staged(folder) as part:
-        heads = make_heads(usual.QUICK if quick else usual.FULL, seed=seed)
+    with job_errors(), replace_demo(folder) as part:
+        heads = make_heads(tensors.QUICK if quick else tensors.FULL, seed=seed)
         if not as_json:
             _say(f"{heads.grid} = {heads.grid.tokens:,} tokens, heads: {', '.join(heads.kinds)}")
-        found = compare(heads, share, repeats=1 if quick else 3)
-        drawn = usual.draw(part, heads, found)
-        facts = write_facts(part, usual.facts_of(heads, found, share, seed))
+        share = tensors.BUDGET if budget is None else budget
+        found = compare_methods(heads, share, repeats=1 if quick else 3)
+        drawn = tensors.draw(part, found)
+        facts = write_facts(part, {**found.to_dict(), "seed": seed})
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
-    _print_tensors(found)
+    _say(_method_table(found))
     _say(found.plans["entropy"].show(head=0, width=56))
     if drawn:
-        _say(f"beside it: demo.json, {', '.join(drawn[1:])}\nOpen {folder / usual.PAGE}")
+        _say(f"beside it: demo.json, {', '.join(drawn[1:])}\nOpen {folder / tensors.PAGE}")
     else:
         _say(f"Written: {folder / 'demo.json'} (pictures need pip install 'jali[report]')")
 
 
-def _say(text: str) -> None:
-    from rich.console import Console
-
-    Console().print(text, highlight=False, markup=False)
-
-
-def _print_tensors(found: Comparison) -> None:
-    from rich.console import Console
+def _method_table(found: MethodComparison) -> Table:
     from rich.table import Table
 
-    from jali.evaluation.demo.page import CONTROLS, HEADINGS, cells
+    from jali.evaluation.demo.tensors import HEADINGS
+    from jali.evaluation.inspection.judge import CONTROLS
 
     table = Table(
         title=f"dense attention on this machine: {found.dense_seconds * 1e3:,.0f} ms",
@@ -302,5 +261,5 @@ def _print_tensors(found: Comparison) -> None:
     for i, name in enumerate(HEADINGS):
         table.add_column(name, justify="left" if i == 0 else "right")
     for row in found.rows:
-        table.add_row(*cells(row), style="dim" if row.method in CONTROLS else "")
-    Console().print(table)
+        table.add_row(*row.cells(), style="dim" if row.method in CONTROLS else "")
+    return table

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jali.clips.clip import read_clip
+from jali.evaluation.demo.side_by_side import panels, write_film, write_strip
+from jali.evaluation.report import Comparison, render_page, write_page
+from jali.evaluation.report.summary import Mean
 from jali.generation import RunFolder, Settings, Tick, produce
-from jali.generation.produce import attention, check_sizes, frames_of, load
+from jali.generation.produce import attention, frames_of, load
 from jali.generation.settings import dense_twin
 
 MODEL = "nano"
@@ -18,25 +24,16 @@ PROMPT = "a large red striped ball moves right over a grey cloudy background"
 METHOD, BUDGET = "entropy", 0.3
 # All of it fits five minutes on two cores; fewer steps blur, more take longer.
 STEPS, MOST_STEPS = 8, 50
+FULL: dict[str, Any] = {"height": 192, "width": 320, "num_frames": 37}  # 10×24×40 = 9,600 tokens
+QUICK: dict[str, Any] = {"height": 128, "width": 128, "num_frames": 33}  # 9×16×16 = 2,304 tokens
 # Before anything is timed: what happens at first use is nobody's speed. Two steps, so that one of
 # them is sparse.
 WARM_UP: dict[str, Any] = {"height": 64, "width": 64, "num_frames": 5, "steps": 2}
-PACKAGES = {"diffusers": "diffusers", "transformers": "diffusers", "av": "quality"}
-
-Follow = Callable[[str, Tick], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Of a clip, in pixels and frames."""
-
-    height: int
-    width: int
-    frames: int
-
-
-FULL = Size(192, 320, 37)  # 10×24×40 = 9,600 tokens
-QUICK = Size(128, 128, 33)  # 9×16×16 = 2,304 tokens
+PACKAGES = {
+    "diffusers": "diffusers", "transformers": "diffusers", "av": "quality", "jinja2": "report",
+}  # fmt: skip
+PAGE, FILM, STRIP = "index.html", "side-by-side.mp4", "strip.png"
+METRICS = ("psnr", "ssim")
 
 
 def why_not(path: str | None = None) -> str | None:
@@ -46,45 +43,30 @@ def why_not(path: str | None = None) -> str | None:
     for package, extra in PACKAGES.items():
         if importlib.util.find_spec(package) is None:
             return f"the model needs {package} (pip install 'jali[{extra}]')"
-    folder = Path(model_card(MODEL).location)
-    if path is None and not (folder / "model_index.json").is_file():
+    if path is None and not (Path(model_card(MODEL).location) / "model_index.json").is_file():
         return f"this installation came without the weights of {MODEL}"
     return None
 
 
-def settings_of(
-    size: Size,
-    method: str = METHOD,
-    budget: float = BUDGET,
-    steps: int = STEPS,
-    seed: int = 0,
-    path: str | None = None,
+def demo_settings(
+    quick: bool = False,
+    method: str | None = None,
+    budget: float | None = None,
+    steps: int | None = None,
+    **others: Any,
 ) -> Settings:
     """The sparse run, resolved; everything that cannot be is refused before weights are read."""
-    from jali.methods import METHODS, Dense, near
-
-    sparse = [name for name, kind in METHODS.items() if kind is not Dense]
-    if method not in sparse:
-        raise ValueError(
-            f"method is compared with dense, so it is one of {', '.join(sparse)}, got "
-            f"{method!r}{'' if method == 'dense' else near(method, sparse)}"
-        )
-    if not 0 < budget <= 1:
-        raise ValueError(f"budget must be above 0 and at most 1, got {budget}")
-    if not 1 <= steps <= MOST_STEPS:
+    if method == "dense":
+        raise ValueError("method is compared with dense, so it is another one, got 'dense'")
+    if steps is not None and not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"steps must be 1 to {MOST_STEPS}, got {steps}")
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
     return Settings(
         model=MODEL,
-        path=path,
-        method=method,
-        budget=budget,
-        steps=steps,
-        seed=seed,
-        height=size.height,
-        width=size.width,
-        num_frames=size.frames,
+        method=METHOD if method is None else method,
+        budget=BUDGET if budget is None else budget,
+        steps=steps or STEPS,
+        **(QUICK if quick else FULL),
+        **others,
     ).resolve()
 
 
@@ -92,37 +74,62 @@ def generate_both(
     settings: Settings,
     prompt: str,
     folder: Path,
-    follow: Follow = lambda *_: None,
-    pipe: Any = None,
+    progress: Callable[[str, Tick], None] = lambda *_: None,
 ) -> tuple[RunFolder, RunFolder]:
-    """Two run folders, `dense` and the method's name, on one pipeline (loaded where none is given).
+    """Two run folders, `dense` and the method's name, from the same noise on one pipeline.
 
-    Both start from the same noise.
+    `progress` hears the method and where its run stands.
     """
-    pipe = load(settings) if pipe is None else pipe
-    check_sizes(pipe, settings)
-    dense = dense_twin(settings)
-    for own in (dense, settings):
+    pipe, both = load(settings), (dense_twin(settings), settings)
+    for own in both:
         _warm_up(pipe, own, prompt)
 
-    def made(own: Settings) -> RunFolder:
-        return produce(
-            pipe, [prompt], own, folder / own.label, lambda tick: follow(own.label, tick)
-        )
+    def make(own: Settings) -> RunFolder:
+        tell = functools.partial(progress, own.label)
+        return produce(pipe, [prompt], own, folder / own.label, tell)
 
-    return made(dense), made(settings)
+    dense, sparse = (make(own) for own in both)
+    return dense, sparse
 
 
-def _warm_up(pipe: Any, settings: Settings, prompt: str) -> None:
-    """Quietly: what there is to say about so small a clip is nobody's concern."""
-    log = logging.getLogger("jali")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with attention(pipe, settings):
-            frames_of(pipe, replace(settings, **WARM_UP), prompt, settings.seed)
-    finally:
-        log.setLevel(level)
+def write_files(folder: Path, runs: Sequence[RunFolder], comparison: Comparison) -> None:
+    """Film, strip and page of both runs."""
+    records = [run.clips[0] for run in runs]
+    clips = [read_clip(run.path(clip.lossless)) for run, clip in zip(runs, records, strict=True)]
+    names = [run.name for run in comparison.runs]
+    titles = [f"{name} · {c.seconds:.1f} s" for name, c in zip(names, records, strict=True)]
+    shown = panels(clips[0], clips[1], titles)
+    write_film(folder / FILM, shown, records[0].fps)
+    write_strip(folder / STRIP, shown)
+    write_page(folder / PAGE, render_page(comparison))
+
+
+def facts_of(runs: tuple[RunFolder, RunFolder], comparison: Comparison) -> dict[str, Any]:
+    """Everything that was found, and what it was measured on; a PSNR of None is infinite."""
+    sparse, found = runs[1], comparison.rows()[1]
+    told = ("budget", "cost", "sparse_cost", "seconds", "seconds_transformer", "summary")
+    both = {
+        what: {
+            "name": row.name,
+            **{key: getattr(run.clips[0], key) for key in told},
+            "video": f"{run.folder.name}/{run.clips[0].video}",
+        }
+        for what, run, row in zip(("dense", "sparse"), runs, comparison.rows(), strict=True)
+    }
+    numbers = {
+        "speed_up": found.speed_up,
+        "speed_up_transformer": found.speed_up_transformer,
+        **{name: found.metrics[name] for name in METRICS},
+    }
+    return {
+        "jali": sparse.jali,
+        "prompt": sparse.clips[0].prompt,
+        "settings": sparse.settings.to_dict(),
+        "machine": sparse.machine,
+        "versions": sparse.versions,
+        **both,
+        **{key: _rounded(mean) for key, mean in numbers.items()},
+    }
 
 
 def unknown_words(prompt: str) -> str | None:
@@ -138,3 +145,19 @@ def unknown_words(prompt: str) -> str | None:
     return (
         f"the prompt names no {', '.join(missing)} that {MODEL} knows, so it makes one up ({known})"
     )
+
+
+def _warm_up(pipe: Any, settings: Settings, prompt: str) -> None:
+    """Quietly: what there is to say about so small a clip is nobody's concern."""
+    log = logging.getLogger("jali")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with attention(pipe, settings):
+            frames_of(pipe, replace(settings, **WARM_UP), prompt, settings.seed)
+    finally:
+        log.setLevel(level)
+
+
+def _rounded(mean: Mean | None) -> float | None:
+    return None if mean is None or not math.isfinite(mean.value) else round(mean.value, 4)

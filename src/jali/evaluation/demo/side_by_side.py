@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from jali.clips.clip import Clip, write_mp4
-from jali.generation.manifest import replaced
-
-if TYPE_CHECKING:
-    from PIL import Image
+from jali.files import whole_file
 
 GAIN = 4  # small differences are easy to miss
 GAP, HEADER, COLUMNS = 4, 26, 6
@@ -30,7 +26,7 @@ class Panel:
     frames: Tensor  # uint8 [F, H, W, 3]
 
 
-def panels(first: Clip, second: Clip, titles: tuple[str, str]) -> tuple[Panel, Panel, Panel]:
+def panels(first: Clip, second: Clip, titles: Sequence[str]) -> tuple[Panel, Panel, Panel]:
     """Both clips, and their difference in grey, `GAIN` times as bright as it is."""
     if first.frames.shape != second.frames.shape:
         raise ValueError(
@@ -46,50 +42,45 @@ def panels(first: Clip, second: Clip, titles: tuple[str, str]) -> tuple[Panel, P
     )
 
 
+def film(shown: Sequence[Panel]) -> Tensor:
+    """uint8 frames: the panels from left to right, each under its title."""
+    factor = max(1, round(LEAST_WIDTH / shown[0].frames.shape[2]))
+    columns = []
+    for panel in shown:
+        frames = panel.frames.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+        title = _title(panel.title, frames.shape[2]).expand(len(frames), -1, -1, -1)
+        columns.append(torch.cat([title, frames], 1))
+    return _in_a_row(columns)
+
+
+def strip(shown: Sequence[Panel]) -> Tensor:
+    """uint8 [H, W, 3]: some frames from left to right, the panels below each other."""
+    count = len(shown[0].frames)
+    chosen = torch.linspace(0, count - 1, min(COLUMNS, count)).round().long()
+    rows = []
+    for panel in shown:
+        frames = _in_a_row(list(panel.frames[chosen]))
+        rows += [_title(panel.title, frames.shape[1]), frames]
+    return torch.cat(rows)
+
+
 def write_film(path: Path, shown: Sequence[Panel], fps: float) -> None:
     """An mp4 of the panels next to each other."""
     write_mp4(path, film(shown), fps)
 
 
-def film(shown: Sequence[Panel]) -> Tensor:
-    """uint8 frames: the panels from left to right, each under its title."""
-    frames = [_enlarged(panel.frames) for panel in shown]
-    count, height, width, _ = frames[0].shape
-    paper = torch.tensor(PAPER, dtype=torch.uint8)
-    whole = paper.repeat(count, HEADER + height, len(shown) * (width + GAP) - GAP, 1)
-    for place, panel in enumerate(shown):
-        left = place * (width + GAP)
-        whole[:, :HEADER, left : left + width] = _title(panel.title, width)
-        whole[:, HEADER:, left : left + width] = frames[place]
-    return whole
-
-
 def write_strip(path: Path, shown: Sequence[Panel]) -> None:
-    """A png for people who cannot play films: some frames across, the panels below each other."""
-    with replaced(path) as temporary:
-        strip(shown).save(temporary, format="png", optimize=True)
-
-
-def strip(shown: Sequence[Panel]) -> Image.Image:
+    """A png for people who cannot play films."""
     from PIL import Image
 
-    count, height, width, _ = shown[0].frames.shape
-    columns = min(COLUMNS, count)
-    chosen = torch.linspace(0, count - 1, columns).round().long()
-    across = columns * (width + GAP) - GAP
-    whole = Image.new("RGB", (across, len(shown) * (HEADER + height)), PAPER)
-    for place, panel in enumerate(shown):
-        top = place * (HEADER + height)
-        whole.paste(_picture(_title(panel.title, across)), (0, top))
-        for column, frame in enumerate(chosen.tolist()):
-            image = _picture(panel.frames[frame])
-            whole.paste(image, (column * (width + GAP), top + HEADER))
-    return whole
+    with whole_file(path) as temporary:
+        Image.fromarray(strip(shown).numpy()).save(temporary, format="png", optimize=True)
 
 
-def _enlarged(frames: Tensor) -> Tensor:
-    factor = max(1, round(LEAST_WIDTH / frames.shape[2]))
-    return frames.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+def _in_a_row(parts: Sequence[Tensor]) -> Tensor:
+    """Pictures [..., H, W, 3] next to each other, paper between them."""
+    paper = parts[0].new_tensor(PAPER).expand(*parts[0].shape[:-2], GAP, 3)
+    return torch.cat([each for part in parts for each in (paper, part)][1:], dim=-2)
 
 
 def _title(text: str, width: int) -> Tensor:
@@ -103,9 +94,3 @@ def _title(text: str, width: int) -> Tensor:
         text = text[:-1].rstrip()
     draw.text((4, HEADER / 2), text, fill=INK, font=font, anchor="lm")
     return torch.from_numpy(np.array(image))
-
-
-def _picture(frame: Tensor) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(frame.contiguous().numpy())

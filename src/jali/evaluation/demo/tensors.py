@@ -1,62 +1,190 @@
-"""The demonstration that needs no model: every method on one made-up layer, as files."""
+"""The demonstration that needs no model: every method on one made-up layer, beside dense."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import functools
+import importlib.util
+import io
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jali.evaluation.demo.compare import Comparison
+import torch
+import torch.nn.functional as F
+
+from jali.attend import Attended, attend
+from jali.backends import BACKENDS
 from jali.evaluation.demo.heads import MadeUpHeads
+from jali.evaluation.inspection.judge import CONTROLS
+from jali.methods import METHODS, Dense
+from jali.planning.budget import check_share
+from jali.planning.plan import BlockPlan
+from jali.version import __version__
 
 FULL, QUICK = (10, 24, 40), (6, 20, 40)
 BUDGET = 0.25
 PAGE = "index.html"
+HEADINGS = ("method", "budget", "cost", "density", "error", "call ms", "plan ms", "speed-up")
 
 
-def facts_of(heads: MadeUpHeads, found: Comparison, budget: float, seed: int) -> dict[str, Any]:
-    """Everything the table says, and what it was measured on."""
-    import torch
+@dataclass(frozen=True)
+class MethodResult:
+    """What came of one method. `error` is ‖out − dense‖ / ‖dense‖; times are medians.
 
-    from jali import __version__
+    `planning` is everything but the attention itself: arranging, scoring, selecting, restoring.
+    """
 
-    return {
-        "jali": __version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "grid": str(heads.grid),
-        "tokens": heads.grid.tokens,
-        "heads": list(heads.kinds),
-        "head_dim": heads.q.shape[-1],
-        "budget": budget,
-        "seed": seed,
-        "dense_seconds": found.dense_seconds,
-        "rows": [dataclasses.asdict(row) for row in found.rows],
-    }
+    method: str
+    budget: float
+    cost: float
+    density: float
+    error: float
+    seconds: float
+    planning: float
+    speed_up: float
+
+    def cells(self) -> tuple[str, ...]:
+        """In words, in the order of HEADINGS."""
+        return (
+            self.method,
+            f"{self.budget:.2f}",
+            f"{self.cost:.3f}",
+            f"{self.density:.3f}",
+            f"{self.error:.1%}",
+            f"{self.seconds * 1e3:,.0f}",
+            f"{self.planning * 1e3:,.0f}",
+            f"{self.speed_up:.2f}×",
+        )
 
 
-def draw(folder: Path, heads: MadeUpHeads, found: Comparison) -> list[str]:
-    """The pictures and the page; nothing where matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+@dataclass(frozen=True, eq=False)
+class MethodComparison:
+    """All methods at one asked budget on the same heads."""
+
+    heads: MadeUpHeads
+    dense_seconds: float
+    rows: tuple[MethodResult, ...]
+    plans: dict[str, BlockPlan]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything the table says, and what it was measured on."""
+        return {
+            "jali": __version__,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "grid": str(self.heads.grid),
+            "tokens": self.heads.grid.tokens,
+            "heads": list(self.heads.kinds),
+            "head_dim": self.heads.q.shape[-1],
+            "budget": self.rows[0].budget,
+            "dense_seconds": self.dense_seconds,
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+        }
+
+
+def compare_methods(heads: MadeUpHeads, budget: float, repeats: int = 3) -> MethodComparison:
+    """Dense attention and every sparse method, timed in turn so that drift hits them all alike.
+
+    Args:
+        heads: q, k and v.
+        budget: asked share of dense attention's work, above 0.
+        repeats: calls that are timed, after one that is not.
+
+    Example:
+        >>> found = compare_methods(make_heads((4, 16, 16)), budget=0.25)
+    """
+    check_share("budget", budget)
+    if budget == 0:
+        raise ValueError("budget must be above 0 to compare anything, got 0")
+    q, k, v = heads.q, heads.k, heads.v
+
+    def call(name: str) -> Attended:
+        method = METHODS[name]().with_budget(budget)
+        return attend(q, k, v, method=method, grid=heads.grid)
+
+    dense = F.scaled_dot_product_attention(q, k, v)
+    found = {name: call(name) for name, kind in METHODS.items() if kind is not Dense}
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for _ in range(repeats):
+        times["dense", "call"].append(_seconds(lambda: F.scaled_dot_product_attention(q, k, v)))
+        for name, result in found.items():
+            times[name, "call"].append(_seconds(functools.partial(call, name)))
+            times[name, "attention"].append(_attention_seconds(heads, result))
+    seconds = {what: statistics.median(taken) for what, taken in times.items()}
+    rows, plans = [], {}
+    for name, result in found.items():
+        assert result.executed is not None
+        assert result.plan is not None
+        plans[name], whole = result.plan, seconds[name, "call"]
+        rows.append(
+            MethodResult(
+                method=name,
+                budget=budget,
+                cost=result.executed.cost,
+                density=result.executed.density,
+                error=float((result.out - dense).norm() / dense.norm()),
+                seconds=whole,
+                planning=max(0.0, whole - seconds[name, "attention"]),
+                speed_up=seconds["dense", "call"] / whole,
+            )
+        )
+    return MethodComparison(heads, seconds["dense", "call"], tuple(rows), plans)
+
+
+def draw(folder: Path, found: MethodComparison) -> list[str]:
+    """The page and the pictures, by name; nothing where matplotlib or jinja2 is not installed."""
+    if any(importlib.util.find_spec(package) is None for package in ("matplotlib", "jinja2")):
         return []
-    from jali.evaluation.demo import page
-    from jali.evaluation.inspection import plan_picture as picture
+    from jali.evaluation.inspection.plan_picture import heads_figure, maps_figure
+    from jali.evaluation.report.template import render
 
     names = []
     for method, plan in found.plans.items():
         names.append(f"plan-{method}.png")
         plan.figure().savefig(folder / names[-1], dpi=110, bbox_inches="tight")
-    maps = picture.maps_figure(found.plans, heads.kinds)
-    (folder / "heads.png").write_bytes(page.png(maps))
-    pyramid = found.plans["psa"]
+    kinds, pyramid = found.heads.kinds, found.plans["psa"]
     middle = pyramid.layout.M // 2
-    seen = picture.heads_figure(pyramid, range(len(heads.kinds)), heads.kinds, middle)
-    (folder / "footprint.png").write_bytes(page.png(seen))
-    captions = {
-        "What every head keeps, by method: darker is read more finely": maps,
-        "What one query block reads under psa, on the frames (its own tokens outlined)": seen,
+    figures = {
+        "heads.png": maps_figure(found.plans, kinds),
+        "footprint.png": heads_figure(pyramid, range(len(kinds)), kinds, middle),
     }
-    (folder / PAGE).write_text(page.render(heads, found, captions), encoding="utf-8")
-    return [PAGE, *names, "heads.png", "footprint.png"]
+    pictures = {}
+    for name, figure in figures.items():
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+        (folder / name).write_bytes(file.getvalue())
+        pictures[name] = base64.b64encode(file.getvalue()).decode()
+    page = render(
+        "jali.evaluation.demo",
+        "tensors.html",
+        heads=found.heads,
+        dense_seconds=found.dense_seconds,
+        headings=HEADINGS,
+        rows=[row.cells() for row in found.rows],
+        controls=CONTROLS,
+        pictures=pictures,
+    )
+    (folder / PAGE).write_text(page, encoding="utf-8")
+    return [PAGE, *names, *figures]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _attention_seconds(heads: MadeUpHeads, found: Attended) -> float:
+    """The time of the backend alone, given the plan and arranged tensors."""
+    plan = found.executed
+    assert plan is not None
+    layout = plan.layout
+    q, k, v = layout.q.arrange(heads.q), layout.k.arrange(heads.k), layout.k.arrange(heads.v)
+    scale = q.shape[-1] ** -0.5
+    return _seconds(lambda: BACKENDS[found.backend].attend(q, k, v, plan, scale))

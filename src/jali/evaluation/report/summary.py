@@ -30,6 +30,7 @@ class RunSummary:
     seconds: Mean | None
     seconds_transformer: Mean | None
     speed_up: Mean | None
+    speed_up_transformer: Mean | None
     budget: float | None
     cost: Mean | None
     sparse_cost: Mean | None
@@ -48,12 +49,12 @@ def summarize(
     def mean(key: str) -> Mean | None:
         return _mean(run.numbers(clips, key))
 
-    ratios = []
-    if run is not reference and same_machine([reference, run]):
-        for clip in clips:
-            seconds = reference.numbers([clip], "seconds") + run.numbers([clip], "seconds")
-            if len(seconds) == 2 and seconds[1]:
-                ratios.append(seconds[0] / seconds[1])
+    def ratio(key: str) -> Mean | None:
+        if run is reference or not same_machine([reference, run]):
+            return None
+        pairs = [[*reference.numbers([clip], key), *run.numbers([clip], key)] for clip in clips]
+        return _mean([pair[0] / pair[1] for pair in pairs if len(pair) == 2 and pair[1]])
+
     asked = mean("budget")
     found = {name: _mean(metrics.means(name, clips)) for name in metrics.names()}
     return RunSummary(
@@ -61,7 +62,8 @@ def summarize(
         clips=len(clips),
         seconds=mean("seconds"),
         seconds_transformer=mean("seconds_transformer"),
-        speed_up=_mean(ratios),
+        speed_up=ratio("seconds"),
+        speed_up_transformer=ratio("seconds_transformer"),
         budget=None if asked is None else asked.value,
         cost=mean("cost"),
         sparse_cost=mean("sparse_cost"),
