@@ -193,8 +193,6 @@ def test_without_weights_the_tensors_are_shown(
 
     nowhere = property(lambda _: str(tmp_path / "nowhere"))
     monkeypatch.setattr(registry.ModelCard, "location", nowhere)
-        registry.ModelCard, "location", property(lambda _: str(tmp_path / "nowhere"))
-    )
     monkeypatch.setattr(tensors, "QUICK", (2, 8, 8))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # pictures have a test of their own
     done = jali("demo", "--quick", "--json", "--steps=4", "--output-dir", tmp_path / "out")

@@ -14,9 +14,9 @@ import example
 import numpy as np
 import pytest
 
+from jali.error import InputError
 from jali.evaluation.report import (
     Comparison,
-    ReportError,
     compare_page,
     read_comparison,
     render_page,
@@ -235,9 +235,9 @@ def test_names_are_taken_as_given(root: Path) -> None:
     found = report(root / "dense", root / "psa", names=["<before>", "after"], metrics=[])
     page = render_page(found)
     assert "after against &lt;before&gt;" in page
-    with pytest.raises(ReportError, match="2 runs, and 1 names"):
+    with pytest.raises(InputError, match="2 runs, and 1 names"):
         report(root / "dense", root / "psa", names=["one"])
-    with pytest.raises(ReportError, match="must differ"):
+    with pytest.raises(InputError, match="must differ"):
         report(root / "dense", root / "psa", names=["one", "one"])
 
 

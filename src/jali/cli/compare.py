@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jali.cli.exits import fail, refuse
+from jali.cli.exits import job_errors
 
 if TYPE_CHECKING:
     from jali.evaluation.report import Comparison
@@ -60,18 +60,10 @@ def compare(
 
       jali compare runs/mine --json --metrics none
     """
-    from jali.error import InputError, JobError
-    from jali.evaluation.report import ReportError
-    from jali.generation.manifest import RunFolderError
-
     asked = [part.strip().lower().replace("-", "_") for part in metrics.split(",") if part.strip()]
     wanted = [] if asked == ["none"] else asked or None
-    try:
+    with job_errors():
         found = _write(folders, output, wanted, name or [], limit)
-    except (JobError, OSError) as error:
-        fail(error)
-    except (ReportError, RunFolderError, InputError, ImportError) as error:
-        refuse(error)
     if as_json:
         typer.echo(json.dumps({**found.to_dict(), "page": str(output)}, indent=1, allow_nan=False))
         return

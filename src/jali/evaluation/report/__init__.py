@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from jali.evaluation.report.comparison import Comparison, read_comparison
-from jali.evaluation.report.error import ReportError
 from jali.evaluation.report.output import check_output, write_page
 from jali.evaluation.report.page import compare_page, render_page
 
 __all__ = [
     "Comparison",
-    "ReportError",
     "check_output",
     "compare_page",
     "read_comparison",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jali.error import InputError
 from jali.evaluation.report.cost import read_sites
-from jali.evaluation.report.error import ReportError
 from jali.evaluation.report.film import Film, read_film
 from jali.evaluation.report.measure import NO_METRICS, RunMetrics, read_metrics
 from jali.evaluation.report.run import (
@@ -101,7 +101,7 @@ def _shared_clips(runs: Sequence[ComparedRun], limit: int | None, notes: list[st
     shared = [name for name in runs[0].clips if all(name in run.clips for run in runs)]
     if not shared:
         first = ", ".join(f"{run.folder} has {next(iter(run.clips))}" for run in runs)
-        raise ReportError(f"no clip has the same name in every folder ({first})")
+        raise InputError(f"no clip has the same name in every folder ({first})")
     for run in runs:
         lonely = [name for name in run.clips if name not in shared]
         if lonely:
@@ -117,16 +117,14 @@ def _check_sizes(clips: Sequence[ComparedClip], films: Sequence[Film]) -> None:
     for clip, film in zip(clips, films, strict=True):
         told = clip.facts.get("frames")
         if told is not None and told != film.frames:
-            raise ReportError(
-                f"{clip.video} has {film.frames} frames, but its manifest says {told}"
-            )
+            raise InputError(f"{clip.video} has {film.frames} frames, but its manifest says {told}")
         if (film.height, film.width) != (first.height, first.width):
-            raise ReportError(
+            raise InputError(
                 f"{clip.video} is {film.width}×{film.height}, {reference} is "
                 f"{first.width}×{first.height}"
             )
         if film.frames != first.frames:
-            raise ReportError(
+            raise InputError(
                 f"{clip.video} has {film.frames} frames, {reference} has {first.frames}"
             )
 

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jali.evaluation.report.error import ReportError
+from jali.error import InputError
 
 VERSION = 1
 
@@ -19,14 +19,14 @@ def read_sites(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ReportError(f"{path} cannot be read: {error}") from None
+        raise InputError(f"{path} cannot be read: {error}") from None
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION:
-        raise ReportError(f"{path} has version {version!r}; this jali reads version {VERSION}")
+        raise InputError(f"{path} has version {version!r}; this jali reads version {VERSION}")
     try:
         return _pack(found)
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise ReportError(
+        raise InputError(
             f"{path} is not what `jali generate` writes: {type(error).__name__} {error}"
         ) from None
 

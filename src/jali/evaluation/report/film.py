@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jali.evaluation.report.error import ReportError
+from jali.error import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ def read_film(path: Path, fps: float | None = None) -> Film:
         try:
             data = played.read_bytes()
         except OSError as error:
-            raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
     return Film(data, kind, count, source.height, source.width, rate)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jali.evaluation.report.error import ReportError
+from jali.error import InputError
 from jali.evaluation.report.template import check_installed
 from jali.files import write_text
 
@@ -17,13 +17,13 @@ def check_output(path: Path) -> None:
     """Refuse a page that cannot be made or written, before any work is done."""
     check_installed()
     if path.is_dir():
-        raise ReportError(f"{path} is a folder; name a file such as {path / 'compare.html'}")
+        raise InputError(f"{path} is a folder; name a file such as {path / 'compare.html'}")
     if not path.parent.is_dir():
-        raise ReportError(f"there is no folder {path.parent} to write {path.name} into")
+        raise InputError(f"there is no folder {path.parent} to write {path.name} into")
     if not os.access(path.parent, os.W_OK):
-        raise ReportError(f"{path.parent} cannot be written to")
+        raise InputError(f"{path.parent} cannot be written to")
     if path.exists() and not _ours(path):
-        raise ReportError(
+        raise InputError(
             f"{path} exists and is not a page of `jali compare`; it stays as it is, "
             "name another file"
         )
@@ -40,4 +40,4 @@ def _ours(path: Path) -> bool:
         with path.open("rb") as file:
             return MARK in file.read(200)
     except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None

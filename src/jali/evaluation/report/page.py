@@ -37,7 +37,7 @@ def compare_page(
         progress: hears what is being read.
 
     Raises:
-        ReportError: folders or files in them that cannot be compared.
+        InputError: folders or files in them that cannot be compared.
         ImportError: jinja2 is not installed.
 
     Example:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jali.evaluation.report.error import ReportError
+from jali.error import InputError
 
 MANIFEST = "manifest.json"
 # A folder may hold a clip twice, for people and for metrics: the first kind found here is shown.
@@ -62,12 +62,12 @@ def read_runs(folders: Sequence[Path], names: Sequence[str] = ()) -> list[Compar
     A single folder that holds run folders stands for them, its `dense` one being the reference.
     """
     if not folders:
-        raise ReportError("name the reference folder and at least one more")
+        raise InputError("name the reference folder and at least one more")
     folders = _runs_inside(folders[0]) if len(folders) == 1 else list(folders)
     if names and len(names) != len(folders):
-        raise ReportError(f"there are {len(folders)} runs, and {len(names)} names for them")
+        raise InputError(f"there are {len(folders)} runs, and {len(names)} names for them")
     if len(names) != len(set(names)):
-        raise ReportError(f"names must differ, got {', '.join(names)}")
+        raise InputError(f"names must differ, got {', '.join(names)}")
     runs = [read_run(folder) for folder in folders]
     if names:
         return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
@@ -81,7 +81,7 @@ def read_run(folder: Path) -> ComparedRun:
         return _with_manifest(folder)
     clips = _videos(folder)
     if not clips:
-        raise ReportError(
+        raise InputError(
             f"{folder} holds neither a {MANIFEST} nor videos ({', '.join(SHOWN_FIRST)})"
         )
     return ComparedRun(folder.resolve().name, folder, clips)
@@ -108,7 +108,7 @@ def _runs_inside(folder: Path) -> list[Path]:
     found = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
     found.sort(key=lambda path: path.name != "dense")
     if len(found) < 2:
-        raise ReportError(
+        raise InputError(
             f"{folder} is one run, and a comparison needs two: name the reference, then the others "
             "(or a folder that holds several runs, as `jali generate --with-dense` makes it)"
         )
@@ -117,13 +117,13 @@ def _runs_inside(folder: Path) -> list[Path]:
 
 def _check_folder(folder: Path) -> None:
     if not folder.exists():
-        raise ReportError(f"there is no folder {folder}")
+        raise InputError(f"there is no folder {folder}")
     if not folder.is_dir():
-        raise ReportError(f"{folder} is a file; name the folder that holds it")
+        raise InputError(f"{folder} is a file; name the folder that holds it")
     try:
         next(folder.iterdir(), None)
     except OSError as error:
-        raise ReportError(f"{folder} cannot be read: {error.strerror}") from None
+        raise InputError(f"{folder} cannot be read: {error.strerror}") from None
 
 
 def _with_manifest(folder: Path) -> ComparedRun:
@@ -131,7 +131,7 @@ def _with_manifest(folder: Path) -> ComparedRun:
 
     gallery = read_run(folder)
     if not gallery.clips:
-        raise ReportError(f"the run in {folder} has no clips yet")
+        raise InputError(f"the run in {folder} has no clips yet")
     facts = {entry["name"]: entry for entry in gallery.to_dict()["clips"]}
     clips = {
         clip.name: ComparedClip(
