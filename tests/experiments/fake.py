@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jali.experiments.experiment import Experiment
-from jali.experiments.stage import Context, Stage
-from jali.experiments.storage import file_digest, write_json
+from jali.experiments.stage import Stage, StageContext
+from jali.files import file_digest, write_json
 
 UNITS = 3
 
@@ -30,7 +30,7 @@ class Fake:
     reads: str | None = None
     seconds: float = 0.0
 
-    def needed(self, experiment: Experiment) -> str:
+    def needless(self, experiment: Experiment) -> str:
         return "not asked for" if self.name == "calibrate" and not experiment.calibrate else ""
 
     def weight(self, experiment: Experiment) -> float:  # noqa: ARG002
@@ -39,12 +39,12 @@ class Fake:
     def inputs(self, experiment: Experiment, folder: Path) -> Mapping[str, Any]:
         read = folder / self.reads if self.reads else None
         return {
-            "budget": experiment.budget if self.name != "calibrate" else None,
-            "seed": experiment.seed,
+            "budget": experiment.settings.budget if self.name != "calibrate" else None,
+            "seed": experiment.settings.seed,
             "read": file_digest(read) if read is not None and read.exists() else None,
         }
 
-    def run(self, context: Context) -> Sequence[Path]:
+    def run(self, context: StageContext) -> Sequence[Path]:
         folder, parts = context.folder, []
         for unit in range(UNITS):
             part = folder / "parts" / f"{self.name}-{unit}"
@@ -54,29 +54,35 @@ class Fake:
                 happen(context, f"{self.name}-{unit}")
                 time.sleep(self.seconds)
                 part.parent.mkdir(exist_ok=True)
-                part.write_text(f"{self.name} {unit} seed {context.experiment.seed}\n")
+                part.write_text(f"{self.name} {unit} seed {context.experiment.settings.seed}\n")
             context.progress(unit + 1, UNITS, f"unit {unit}")
         return [*parts, self.result(context)]
 
-    def result(self, context: Context) -> Path:
+    def result(self, context: StageContext) -> Path:
         names = {"benchmark": "speed", "quality": "quality"}
         kind = names.get(self.name, self.name)
         path = context.folder / f"{kind}.json"
-        budget = context.experiment.budget or 1.0
+        budget = context.experiment.settings.budget or 1.0
         row = {"variant": context.experiment.variant, "budget": budget, "cost": budget}
         rows = {
             "speed": [
                 {"variant": "dense", "seconds": 2.0, "cost": 1.0, "speedup": 1.0},
-                {**row, "seconds": 1.0 + budget, "speedup": 2.0 / (1.0 + budget)},
+                {
+                    **row,
+                    "seconds": 1.0 + budget,
+                    "speedup": 2.0 / (1.0 + budget),
+                    "cost": budget + 0.25,
+                },  # of fewer steps, so another share
             ],
             "quality": [{**row, "psnr": {"mean": 20 + 10 * budget, "low": 1, "high": 40, "n": 2}}],
         }
         facts = {"kind": f"jali-{kind}", "version": 1, "tag": context.experiment.tag}
+        facts |= {"steps": 2} if kind == "speed" else {}
         write_json(path, facts | {"rows": rows.get(kind, [])})
         return path
 
 
-def note(context: Context, stage: str, unit: int) -> None:
+def note(context: StageContext, stage: str, unit: int) -> None:
     with (context.folder.parent / "ran.jsonl").open("a") as file:
         file.write(json.dumps([context.experiment.tag, stage, unit, os.getpid()]) + "\n")
 
@@ -94,7 +100,7 @@ def trouble(results: Path, tag: str, where: str, what: str, times: int = 1) -> N
     path.write_text(json.dumps([what, times]))
 
 
-def happen(context: Context, where: str) -> None:
+def happen(context: StageContext, where: str) -> None:
     path = context.folder.parent / "trouble" / f"{context.experiment.tag}-{where}"
     try:
         what, times = json.loads(path.read_text())

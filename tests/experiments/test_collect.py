@@ -16,6 +16,7 @@ from typing import Any
 import fake
 import pytest
 
+from jali.cli.experiment.table import show_table
 from jali.experiments.collect import collect, write
 from jali.experiments.experiment import Experiment
 from jali.experiments.job import run_experiment
@@ -39,7 +40,7 @@ def test_the_same_files_give_the_same_bytes(done: Results, tmp_path: Path) -> No
     again = [path.read_bytes() for path in write(collect(done, reversed(TAGS)), tmp_path / "two")]
     assert first == again
     moved = Results(tmp_path / "elsewhere", tmp_path / "logs")
-    shutil.copytree(done.results, moved.results)
+    shutil.copytree(done.root, moved.root)
     assert [p.read_bytes() for p in write(collect(moved, TAGS), tmp_path / "three")] == first
 
 
@@ -52,17 +53,34 @@ def test_rows_are_sorted_and_complete(done: Results) -> None:
     assert json.loads(table.to_json())["rows"][1]["budget"] == 0.5
 
 
+def test_a_speed_up_stands_beside_the_cost_of_the_same_run(
+    done: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was timed has fewer steps than the clips that are judged, and may cost another share."""
+    table = collect(done, ["b"])
+    (row,) = table.rows
+    assert (row["steps"], row["cost"]) == (4, 0.5)
+    assert (row["bench_steps"], row["bench_cost"]) == (2, 0.75)
+    assert "<th>timed steps</th><th>timed cost</th>" in table.to_html()
+    monkeypatch.setenv("COLUMNS", "200")
+    show_table(table.rows)
+    head = capsys.readouterr().out.splitlines()[1].split("  ")
+    assert [h.strip() for h in head if h.strip()][2:6] == [
+        "asked", "cost", "timed steps", "timed cost",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("damage", ["", "{", '{"rows": [{"variant": "entropy"}]}', "\x00"])
 def test_a_damaged_result_is_left_out_and_said(done: Results, damage: str) -> None:
     done.quality("b").write_text(damage)
     table = collect(done, TAGS)
     assert [row["tag"] for row in table.rows] == ["a", "c"]
     assert "quality.json" in table.left_out["b"]
-    assert str(done.results) not in table.to_json()
+    assert str(done.root) not in table.to_json()
 
 
 def test_what_is_not_done_is_left_out_and_said(done: Results) -> None:
-    fake.trouble(done.results, "d", "quality-1", "raise")
+    fake.trouble(done.root, "d", "quality-1", "raise")
     with pytest.raises(RuntimeError):
         run_experiment(replace(E, tag="d"), done, fake.stages())
     table = collect(done, [*TAGS, "d"])
@@ -149,7 +167,7 @@ class Tracker(types.ModuleType):
 def test_rows_also_go_to_a_tracker(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = Tracker()
     monkeypatch.setitem(sys.modules, "trackio", tracker)
-    assert check_tracker("trackio") == "trackio"
+    check_tracker("trackio")
     run_experiment(E, results, fake.stages(), track="trackio")
     (first, facts), (second, row), (third, _) = tracker.calls
     assert (first, second, third) == ("init", "log", "finish")

@@ -6,23 +6,23 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jali.experiments.experiment import Experiment
 from jali.experiments.job import read_config
+from jali.experiments.page import render
 from jali.experiments.results import Results
 from jali.experiments.status import why_not_whole
-from jali.experiments.storage import UnreadableError, read_json, write_bytes
+from jali.files import UnreadableError, read_json, write_text
 
 SETTINGS = (
     "model", "height", "width", "num_frames", "steps", "warmup_frac", "dense_first_layer",
     "seed", "backend",
 )  # fmt: skip
-SPEED = ("seconds", "seconds_transformer", "dense_seconds", "speedup")
-KIND = "jali-results"
-FORMATS = ("csv", "json", "html")
+COSTS = ("variant", "budget", "cost", "sparse_cost")  # of the clips that are judged
+SPEED = ("seconds", "seconds_transformer", "dense_seconds", "speedup")  # of the runs that are timed
+TIMED = ("bench_steps", "bench_cost", "bench_sparse_cost")  # what the timed runs were
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +34,21 @@ class ResultTable:
     left_out: Mapping[str, str]
 
     def to_csv(self) -> str:
+        """repr keeps every digit of a float, so tables can be compared byte for byte."""
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(self.columns)
         for row in self.rows:
-            table.writerow([_cell(row.get(name)) for name in self.columns])
+            values = [row.get(name) for name in self.columns]
+            table.writerow([repr(v) if isinstance(v, float) else v for v in values])
         return text.getvalue()
 
     def to_json(self) -> str:
-        facts = {
-            "kind": KIND, "version": 1, "columns": list(self.columns),
-            "rows": [dict(row) for row in self.rows], "left_out": dict(self.left_out),
-        }  # fmt: skip
+        facts = {"kind": "jali-results", "version": 1, **asdict(self)}
         return json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def to_html(self) -> str:
-        from jali.experiments.page import render
-
         return render(self)
-
-    def text(self, form: str) -> str:
-        return {"csv": self.to_csv, "json": self.to_json, "html": self.to_html}[form]()
 
 
 def collect(results: Results, tags: Iterable[str]) -> ResultTable:
@@ -67,62 +61,42 @@ def collect(results: Results, tags: Iterable[str]) -> ResultTable:
     left_out: dict[str, str] = {}
     for tag in sorted(set(tags)):
         try:
-            experiment = read_config(results, tag)
-            if reason := why_not_whole(results, tag):
-                left_out[tag] = _inside(reason, results)
-                continue
-            rows += _rows(
-                experiment, read_json(results.speed(tag)), read_json(results.quality(tag))
-            )
+            why = why_not_whole(results, tag) if results.config(tag).exists() else ""
+            rows += [] if why else _rows(results, tag)
         except FileNotFoundError:
-            left_out[tag] = "there is no such experiment"
+            why = "there is no such experiment"
         except (UnreadableError, KeyError, TypeError, AttributeError) as error:
-            left_out[tag] = _inside(f"its results cannot be read: {error}", results)
+            why = f"its results cannot be read: {error}"
+        if why:  # without the machine's own folders: the same results elsewhere, the same table
+            left_out[tag] = why.replace(f"{results.root}/", "")
     metrics = sorted({name for row in rows for name in row if name.startswith("quality.")})
-    columns = ("tag", *SETTINGS, "variant", "budget", "cost", "sparse_cost", *SPEED, "device")
-    return ResultTable((*columns, *metrics), tuple(rows), left_out)
+    columns = ("tag", *SETTINGS, *COSTS, *SPEED, "device", *metrics, *TIMED)
+    return ResultTable(columns, tuple(rows), left_out)
 
 
-def write(results: ResultTable, folder: Path, name: str = "table") -> list[Path]:
+def write(table: ResultTable, folder: Path) -> list[Path]:
     """table.csv, table.json and table.html."""
-    paths = []
-    for form in FORMATS:
-        paths.append(folder / f"{name}.{form}")
-        write_bytes(paths[-1], results.text(form).encode())
-    return paths
+    texts = {"csv": table.to_csv(), "json": table.to_json(), "html": table.to_html()}
+    for form, text in texts.items():
+        write_text(folder / f"table.{form}", text)
+    return [folder / f"table.{form}" for form in texts]
 
 
-def _rows(
-    experiment: Experiment, speed: Mapping[str, Any], quality: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _rows(results: Results, tag: str) -> list[dict[str, Any]]:
+    settings = read_config(results.config(tag)).to_dict()
+    speed, quality = read_json(results.speed(tag)), read_json(results.quality(tag))
     times = {row["variant"]: row for row in speed["rows"]}
-    dense = times.get("dense", {})
-    settings = experiment.to_dict()
     found = []
     for row in quality["rows"]:
-        fast = times.get(row["variant"], {})
-        values: dict[str, Any] = {"tag": experiment.tag}
-        values |= {name: settings[name] for name in SETTINGS}
-        values |= {name: row.get(name) for name in ("variant", "budget", "cost", "sparse_cost")}
-        values |= {name: fast.get(name) for name in SPEED} | {
-            "dense_seconds": dense.get("seconds"),
-            "device": (speed.get("machine") or {}).get("device"),
-        }
+        timed = times.get(row["variant"], {})
+        values: dict[str, Any] = {name: settings[name] for name in ("tag", *SETTINGS)}
+        values |= {name: row.get(name) for name in COSTS} | {n: timed.get(n) for n in SPEED}
+        values["dense_seconds"] = times.get("dense", {}).get("seconds")
+        values["device"] = (speed.get("machine") or {}).get("device")
         for name, value in row.items():
             if isinstance(value, Mapping) and "mean" in value:
-                for part in ("mean", "low", "high"):
-                    values[f"quality.{name}.{part}"] = value.get(part)
-        found.append(values)
+                values |= {f"quality.{name}.{p}": value.get(p) for p in ("mean", "low", "high")}
+        # Fewer steps than those of the clips may cost another share: it stands beside their times.
+        counts = (speed.get("steps"), timed.get("cost"), timed.get("sparse_cost"))
+        found.append(values | dict(zip(TIMED, counts, strict=True)))
     return found
-
-
-def _cell(value: Any) -> Any:
-    """repr keeps every digit of a float, so the table can be compared byte for byte."""
-    if value is None:
-        return ""
-    return repr(value) if isinstance(value, float) else value
-
-
-def _inside(reason: str, results: Results) -> str:
-    """Without the machine's own folders: the same results elsewhere give the same table."""
-    return reason.replace(f"{results.root}/", "")
