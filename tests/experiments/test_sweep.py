@@ -30,12 +30,13 @@ def test_a_grid_is_every_combination_in_order() -> None:
         "mine-nano-128x128x33-psa-0.5",
         "mine-nano-128x128x33-psa-0.3",
     )
-    assert {e.steps for e in sweep.experiments} == {4}
+    assert {e.settings.steps for e in sweep.experiments} == {4}
     assert sweep.resources == Resources(1, 8, "64GB", "6:00:00")
 
 
 def test_defaults_come_from_the_model_and_the_method() -> None:
     (found,) = parse_sweep("{name: a, models: [wan-t2v-1.3b], methods: [psa]}").experiments
+    found = found.settings
     assert (found.height, found.width, found.num_frames, found.steps) == (480, 832, 81, 50)
     assert (found.guidance, found.budget, found.warmup_frac) == (5.0, 0.5, 0.2)
     assert found.dense_first_layer is True
@@ -59,8 +60,12 @@ grids:
         "mine-cogvideox-5b-480x720x49-entropy-0.5",
     )
     first, second, third = sweep.experiments
-    assert (first.preset, first.budget, first.warmup_frac) == ("psa_balanced", None, 0.1)
-    assert (second.warmup_frac, second.dense_first_layer) == (2, False)
+    assert (first.settings.preset, first.settings.budget, first.settings.warmup_frac) == (
+        "psa_balanced",
+        None,
+        0.1,
+    )
+    assert (second.settings.warmup_frac, second.settings.dense_first_layer) == (2, False)
     assert (first.num_prompts, third.num_prompts) == (3, 5)
 
 
@@ -73,14 +78,19 @@ def test_the_shipped_sweeps_are_valid(name: str) -> None:
 
 def test_the_quick_sweep_is_what_ci_can_afford() -> None:
     sweep = read_sweep(SWEEPS / "quick.yaml")
-    methods = {e.method for e in sweep.experiments}
+    methods = {e.settings.method for e in sweep.experiments}
     assert len(sweep.tags) == 4
     assert len(methods) == 2
-    assert {e.budget for e in sweep.experiments} == {0.5, 0.3}
+    assert {e.settings.budget for e in sweep.experiments} == {0.5, 0.3}
     for e in sweep.experiments:
-        assert (e.model, e.height, e.width, e.num_frames) == ("nano", 128, 128, 33)
-        assert e.steps is not None
-        assert e.steps <= 4
+        assert (e.settings.model, e.settings.height, e.settings.width, e.settings.num_frames) == (
+            "nano",
+            128,
+            128,
+            33,
+        )
+        assert e.settings.steps is not None
+        assert e.settings.steps <= 4
         assert e.num_prompts <= 2
         assert e.threads is not None
 
@@ -99,8 +109,8 @@ BAD = {
     "a size it cannot make": (GOOD.replace("128x128x33", "100x128x33"), "multiple of"),
     "frames it cannot make": (GOOD.replace("x33", "x34"), "frames, got 34"),
     "a size in words": (GOOD.replace("128x128x33", "small"), "a size is height x width x frames"),
-    "steps in words": (GOOD.replace("steps: 4", "steps: four"), "steps must be an int"),
-    "no steps": (GOOD.replace("steps: 4", "steps: 0"), "steps must be an int >= 1"),
+    "steps in words": (GOOD.replace("steps: 4", "steps: four"), "steps must be a count"),
+    "no steps": (GOOD.replace("steps: 4", "steps: 0"), "steps must be a count"),
     "an empty axis": (GOOD.replace("[entropy, psa]", "[]"), "methods must be a list"),
     "no list": (GOOD.replace("[entropy, psa]", "entropy"), "methods must be a list"),
     "no models": (GOOD.replace("models: [nano]", ""), "models is missing"),
@@ -115,7 +125,7 @@ BAD = {
     "an unknown metric": (GOOD + "metrics: [psnrr]", "unknown metric 'psnrr'"),
     "an unknown backend": (GOOD + "backend: fast", "fast"),
     "a wrong type": (GOOD + "cpu_offload: please", "cpu_offload must be true or false"),
-    "both parallel": (GOOD + "context_parallel: 2\ntensor_parallel: 2", "not both"),
+    "both parallel": (GOOD + "context_parallel: 2\ntensor_parallel: 2", "do not go together"),
     "ranks and a book": (GOOD + "context_parallel: 2", "every head in one process"),
     "grids that overlap": (
         "{name: a, grids: [{models: [nano], methods: [psa]}, "
@@ -167,3 +177,47 @@ def test_times_are_read_as_slurm_does(text: str, minutes: int) -> None:
 )
 def test_sizes_are_read_as_slurm_does(text: str, megabytes: int) -> None:
     assert Resources(mem=text).megabytes == megabytes
+
+
+# Whatever a file holds, one short sentence says what is wrong with it
+
+BOMB = "\n".join(
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+)
+MONSTERS = {
+    "an alias bomb": (BOMB, "stands for more than 100,000 values"),
+    "a list that holds itself": ("name: &a [*a]", "nested too deep"),
+    "a deep list": ("[" * 3000 + "]" * 3000, "nested too deep"),
+    "deep mappings": ("models: " + "{a: " * 3000 + "}" * 3000, "nested too deep"),
+    "a list as a key": ("? [a, b]\n: 1", "is not a sweep"),
+    "a huge word": (GOOD.replace("psa", "p" * 100_000), "method ppp"),
+    "a huge list": (GOOD.replace("steps: 4", f"steps: {list(range(50_000))}"), "steps must be"),
+}
+
+
+@pytest.mark.parametrize("what", MONSTERS)
+def test_a_monster_is_one_short_sentence(what: str) -> None:
+    text, words = MONSTERS[what]
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        parse_sweep(text, "mine.yaml")
+    assert len(str(error.value)) < 400
+    assert "\n" not in str(error.value)
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "huge.yaml"
+    path.write_bytes(b"#" * 2_000_000)
+    with pytest.raises(ValueError, match=r"has 2,000,000 bytes, and a sweep has at most 1,000,000"):
+        read_sweep(path)
+
+
+@pytest.mark.parametrize("name", ["partition", "account", "qos", "constraint"])
+@pytest.mark.parametrize("value", ["a\nrm -rf /", "a b", "$(id)", "`id`", "a;b", "", "a'b", "é"])
+def test_only_plain_words_become_lines_of_a_script(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a name, one plain word"):
+        Resources(**{name: value})
+
+
+def test_a_constraint_may_be_a_formula() -> None:
+    assert Resources(constraint="[a100|h100]&ib*2", account="group-1.x", partition="a,b")

@@ -10,6 +10,10 @@ from typing import Any
 
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?B?", re.IGNORECASE)
 MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
+NAMES = ("partition", "account", "qos", "constraint")
+# These become lines of a shell script: one plain word each. A constraint may also be a formula.
+NAME = {name: re.compile(r"[\w.,:+@/=-]+", re.ASCII) for name in NAMES}
+NAME["constraint"] = re.compile(r"[\w.,:+@/=|&*()\[\]!-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,9 @@ class Resources:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
-        for name in ("partition", "account", "qos", "constraint"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value.strip()):
-                raise ValueError(f"{name} must be a name, got {value!r}")
+        for name, value in self.names().items():
+            if value is not None and not (isinstance(value, str) and NAME[name].fullmatch(value)):
+                raise ValueError(f"{name} must be a name, one plain word, got {value!r}")
         _ = self.megabytes, self.minutes
 
     @property
@@ -46,22 +49,22 @@ class Resources:
     @property
     def minutes(self) -> int:
         """As Slurm reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:…]."""
-        text = str(self.time).strip()
-        found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+        found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(self.time).strip())
         if not found:
             raise ValueError(f"time is minutes, H:MM:SS or D-HH:MM:SS, got {self.time!r}")
-        days, *rest = found.groups()
-        numbers = [int(part) for part in rest if part is not None]
-        if days is not None:
-            hours, minutes, seconds = (*numbers, 0, 0)[:3]
-        elif len(numbers) == 3:
-            hours, minutes, seconds = numbers
-        else:
-            hours, minutes, seconds = 0, numbers[0], (*numbers, 0)[1]
-        total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+        days, *rest = (None if part is None else int(part) for part in found.groups())
+        parts = [part for part in rest if part is not None]
+        if days is None and len(parts) < 3:
+            parts = [0, *parts]  # no hours
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        total = (((days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
         if total < 60:
             raise ValueError(f"time must be at least a minute, got {self.time!r}")
         return -(-total // 60)
+
+    def names(self) -> dict[str, str | None]:
+        """What the administrators of a cluster have named."""
+        return {name: getattr(self, name) for name in NAMES}
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

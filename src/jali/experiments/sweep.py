@@ -17,13 +17,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from jali.experiments.experiment import SETTINGS as RUN_SETTINGS
 from jali.experiments.experiment import Experiment
 from jali.experiments.resources import Resources
 from jali.experiments.results import check_tag
@@ -32,11 +33,12 @@ AXES = ("models", "sizes", "methods", "budgets", "schedules")
 SCHEDULE = ("warmup_frac", "dense_first_layer")
 # Set by the axes, or by the tag.
 _BY_AXIS = {"tag", "model", "height", "width", "num_frames", "method", "preset", "budget"}
-SETTINGS = tuple(
-    f.name for f in dataclasses.fields(Experiment) if f.name not in {*_BY_AXIS, *SCHEDULE}
-)
+_OWN = tuple(f.name for f in dataclasses.fields(Experiment) if f.name != "settings")
+SETTINGS = tuple(n for n in (*RUN_SETTINGS, *_OWN) if n not in {*_BY_AXIS, *SCHEDULE})
 SIZE = re.compile(r"(\d+)[x×](\d+)(?:[x×](\d+))?")
 MOST = 10_000
+# A sweep is written by hand: whatever is larger or deeper than this is something else.
+LARGEST_BYTES, MOST_VALUES, LONGEST = 1_000_000, 100_000, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +57,53 @@ class Sweep:
 def read_sweep(path: Path) -> Sweep:
     """A file, checked to the last experiment: every model, size, method, preset and budget."""
     try:
+        size = path.expanduser().stat().st_size
+        if size > LARGEST_BYTES:
+            raise ValueError(f"it has {size:,} bytes, and a sweep has at most {LARGEST_BYTES:,}")
         text = path.expanduser().read_text("utf-8")
     except FileNotFoundError:
         raise FileNotFoundError(f"no sweep file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path} cannot be read: {why}") from error
     return parse_sweep(text, str(path))
 
 
 def parse_sweep(text: str, source: str = "the sweep") -> Sweep:
+    """The sweep of a YAML text; ValueError, in one short sentence, for whatever is wrong."""
     try:
         data = yaml.load(text, Loader=_UniqueKeys)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{source} is not a sweep: {' '.join(str(error).split())}") from error
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{source} is not a sweep: it holds no keys such as models and methods")
+        if not isinstance(data, Mapping):
+            raise ValueError("it holds no keys such as models and methods")
+        _count(data, MOST_VALUES)
+    except RecursionError:
+        raise ValueError(f"{source} is not a sweep: it is nested too deep") from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ValueError(f"{source} is not a sweep: {_short(error)}") from error
     try:
         return _sweep(data)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{source}: {error}") from error
+        raise ValueError(f"{source}: {_short(error)}") from error
+
+
+def _count(value: Any, left: int) -> int:
+    """How many values may still follow. An alias counts each time it is read, so that a few lines
+    cannot stand for millions."""
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = itertools.chain(value.keys(), value.values())
+    elif isinstance(value, list):
+        parts = value
+    for part in parts:
+        left = _count(part, left)
+    if left <= 0:
+        raise ValueError(f"it stands for more than {MOST_VALUES:,} values")
+    return left - 1
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= LONGEST else f"{text[:150]} … {text[-150:]}"
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -146,9 +176,10 @@ def _cells(name: str, where: str, grid: Mapping[str, Any]) -> Iterator[Experimen
 
 
 def _tag(name: str, cell: Experiment, schedule: int | None) -> str:
-    parts = [name, cell.model, f"{cell.height}x{cell.width}x{cell.num_frames}", cell.variant]
-    if cell.budget is not None:
-        parts.append(f"{cell.budget:g}")
+    s = cell.settings
+    parts = [name, s.model, f"{s.height}x{s.width}x{s.num_frames}", cell.variant]
+    if s.budget is not None:
+        parts.append(f"{s.budget:g}")
     if schedule is not None:
         parts.append(f"s{schedule}")
     return "-".join(parts)
