@@ -457,7 +457,7 @@ def _quality_cell(rows: dict[tuple[str, float], dict[str, Any]], name: str, cost
 
 def scale_table() -> str:
     """Not measured here: the cost model, which was fitted to measured rows."""
-    from jali.experiments.scale import table
+    from scale import table
 
     return table()
 

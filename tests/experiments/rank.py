@@ -43,4 +43,4 @@ def main(
         if f"{stage} {done}" == kill:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    run_experiment(experiment(checkpoint, **changes), results, all_stages(), told=told)
+    run_experiment(experiment(checkpoint, **changes), results, all_stages(), on_progress=told)

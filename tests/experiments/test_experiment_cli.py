@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,3 +165,40 @@ def test_every_command_has_examples() -> None:
     for command in app.registered_commands:
         text = runner.invoke(app, [str(command.name), "--help"]).stdout
         assert f"jali experiment {command.name}" in text, command.name
+
+
+def test_status_and_tables_on_a_small_terminal_without_our_alphabet(results: Results) -> None:
+    long = "quick-wan-t2v-480x832x81-entropy-0.5"
+    run_experiment(replace(E, tag=long), results, fake.stages())
+    fake.trouble(results.root, "b", "quality-1", "raise")
+    with pytest.raises(RuntimeError):
+        run_experiment(replace(E, tag="b"), results, fake.stages())
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "40", "LC_ALL": "C"}
+    ends = ["--results", str(results.root), "--logs-dir", str(results.logs)]
+    for words in (["status"], ["logs", "b"], ["collect", long]):
+        command = [sys.executable, "-m", "jali", "experiment", *words, *ends]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.isascii()
+        if words[0] == "status":
+            assert max(map(len, done.stdout.splitlines())) <= 40
+            for said in (long, "state done", "state failed", "stage quality", "1 failed, 1 done"):
+                assert said in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a read-only disk needs root")
+def test_a_read_only_folder_is_one_sentence(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("this machine mounts no tmpfs")
+    try:
+        done = call(Results(disk / "results", tmp_path / "logs"), "run", "--tag", "a")
+        assert done.exit_code == 1
+        assert done.stderr.startswith(f"jali: {disk}/results cannot be used")
+        assert "Read-only file system" in done.stderr
+        assert "Errno" not in done.stderr
+        assert done.stderr.count("\n") == 1
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

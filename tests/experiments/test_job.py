@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import getpass
 import json
@@ -19,10 +20,12 @@ import pytest
 from fake import eventually
 
 from jali.experiments.experiment import Experiment
-from jali.experiments.job import OtherSettingsError, read_config, run_experiment
-from jali.experiments.journal import Entry
+from jali.experiments.job import OtherSettingsError, Stopped, read_config, run_experiment
+from jali.experiments.lock import me
 from jali.experiments.results import Results
+from jali.experiments.state import State
 from jali.experiments.status import read_status
+from jali.files import write_json
 
 E = Experiment(tag="a", model="nano", budget=0.5)
 STAGES = ("calibrate", "benchmark", "quality", "report")
@@ -56,7 +59,7 @@ def test_everything_is_where_esa_puts_it(results: Results) -> None:
     folder = results.root / "a"
     assert {"config.json", "speed.json", "quality.json"} <= {p.name for p in folder.iterdir()}
     assert "calibrate: done in" in (results.logs / "a.log").read_text()
-    assert read_config(results, "a") == E
+    assert read_config(results.config("a")) == E
     assert state(results) == "done"
     assert not (folder / "lock.json").exists()
 
@@ -70,9 +73,9 @@ def test_a_finished_experiment_is_not_done_again(results: Results) -> None:
     run(results)
     assert fake.ran(results.root) == before
     assert all(path.read_bytes() == content for path, content in files.items())
-    entry = Entry.read(results.state("a"))
-    assert entry is not None
-    assert set(entry.stages.values()) == {"kept"}
+    found = State.read(results.state("a"))
+    assert found is not None
+    assert set(found.stages.values()) == {"kept"}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -133,22 +136,51 @@ def test_ctrl_c_and_sigterm_leave_no_lock(results: Results) -> None:
     assert state(results) == "done"
 
 
+def test_a_submitted_job_looks_for_its_cancellation_itself(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal may have come before there was anyone to hear it."""
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+
+    def cancel(*_: object) -> None:
+        write_json(results.cancelled("a"), {"owner": dataclasses.asdict(me())})
+
+    cancel()
+    with pytest.raises(Stopped, match="cancelled by"):
+        run(results)
+    assert fake.ran(results.root) == []
+    assert state(results) == "cancelled"
+    results.cancelled("a").unlink()
+    monkeypatch.setattr("jali.experiments.state.WRITE_SECONDS", 0.0)
+    with pytest.raises(Stopped, match="cancelled by"):  # and while it runs, where no signal comes
+        run_experiment(E, results, fake.stages(), on_progress=cancel)
+    assert len(fake.ran(results.root)) == 2
+    assert state(results) == "cancelled"
+
+
+def test_who_starts_a_cancelled_one_by_hand_means_it(results: Results) -> None:
+    write_json(results.cancelled("a"), {"owner": dataclasses.asdict(me())})
+    run(results)
+    assert state(results) == "done"
+    assert not results.cancelled("a").exists()
+
+
 def test_changed_inputs_redo_what_depends_on_them(results: Results) -> None:
     run(results)
     (results.folder("a") / "calibrate.json").write_text("{}")  # no longer what the stage wrote
     before = len(fake.ran(results.root))
     run(results)
-    entry = Entry.read(results.state("a"))
-    assert entry is not None
-    assert entry.stages["calibrate"] == "done"
+    found = State.read(results.state("a"))
+    assert found is not None
+    assert found.stages["calibrate"] == "done"
     # It came out the same, so what reads it is unchanged.
-    assert entry.stages["quality"] == "kept"
+    assert found.stages["quality"] == "kept"
     assert len(fake.ran(results.root)) == before
     run(results, replace(E, budget=0.25), overwrite=True)
-    entry = Entry.read(results.state("a"))
-    assert entry is not None
-    assert entry.stages["calibrate"] == "kept"  # a budget is nothing to this one
-    assert entry.stages["benchmark"] == "done"
+    found = State.read(results.state("a"))
+    assert found is not None
+    assert found.stages["calibrate"] == "kept"  # a budget is nothing to this one
+    assert found.stages["benchmark"] == "done"
 
 
 def test_another_experiment_under_the_same_tag_is_refused(results: Results) -> None:

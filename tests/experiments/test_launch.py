@@ -17,16 +17,16 @@ import pytest
 from fake import Slowly, eventually
 
 from jali.experiments import launch as launching
-from jali.experiments.cluster import Cluster, LaunchError, OnSlurm, OnThisMachine
+from jali.experiments.cluster import Cluster, LaunchError, LocalCluster, SlurmCluster
 from jali.experiments.collect import collect
 from jali.experiments.job import OtherSettingsError
 from jali.experiments.launch import launch
-from jali.experiments.ledger import submissions
 from jali.experiments.lock import HeldError, holder
 from jali.experiments.resources import Resources
 from jali.experiments.results import Results
 from jali.experiments.slurm import SlurmSilentError, slurm_jobs
-from jali.experiments.status import Status, find_tags, read_status
+from jali.experiments.status import Status, read_status
+from jali.experiments.submission import read_submissions
 from jali.experiments.sweep import Sweep, parse_sweep
 
 SWEEP = """
@@ -60,8 +60,8 @@ def make(request: pytest.FixtureRequest, results: Results) -> Iterator[Make]:
     def made(name: str = "s", parallel: int = 2) -> Cluster:
         resources = Resources(1, 1, "500MB", "5")
         if where == "slurm":
-            return OnSlurm(results.sweep(name) / "jobs", resources, name, parallel)
-        return OnThisMachine(results.sweep(name) / "jobs", resources, parallel)
+            return SlurmCluster(results.sweep(name) / "jobs", resources, parallel, name)
+        return LocalCluster(results.sweep(name) / "jobs", resources, parallel)
 
     yield made
     with contextlib.suppress(SlurmSilentError):
@@ -89,16 +89,16 @@ def test_a_sweep_runs_to_its_end(results: Results, make: Make) -> None:
     seen: list[list[Status]] = []
     sweep = parse_sweep(LARGER)
     rows = launch(
-        sweep, results, make(), fake.stages, watched=lambda r: seen.append(list(r)), every=0.3
+        sweep, results, make(), fake.stages, on_status=lambda r: seen.append(list(r)), every=0.3
     )
     assert [row.state for row in rows] == ["done"] * 4
     assert len(units(results)) == len(set(units(results))) == 4 * 4 * fake.UNITS
     assert {row.submitted for row in rows} == {1}
     assert any(row.state in ("running", "queued") for row in seen[0])
-    assert find_tags(results, ["s"]) == list(sweep.tags)
+    assert results.find_tags(["s"]) == list(sweep.tags)
     assert collect(results, sweep.tags).left_out == {}
     if make().where == "slurm":  # one array for all
-        numbers = [submissions(results, tag)[0].job for tag in sweep.tags]
+        numbers = [read_submissions(results, tag)[0].job for tag in sweep.tags]
         main = numbers[0].partition("_")[0]
         assert numbers == [f"{main}_{i}" for i in range(4)]
 
@@ -159,6 +159,18 @@ def test_a_cancelled_job_stays_cancelled_until_it_is_retried(
     assert units(results).count((victim, "calibrate", 0)) == 1
 
 
+def test_a_cancellation_is_not_lost_on_a_job_that_is_just_starting(
+    results: Results, sweep: Sweep
+) -> None:
+    fake.trouble(results.root, sweep.tags[0], "calibrate-0", "hang")
+    cluster = LocalCluster(results.sweep("s") / "jobs", sweep.resources, 2)
+    with background(lambda: launch(sweep, results, cluster, fake.stages, every=0.1)):
+        eventually(lambda: read_submissions(results, sweep.tags[0]), every=0.01)
+        launching.cancel(results, sweep.tags)
+    assert states(results, sweep) == ["cancelled"] * 2
+    assert {row.submitted for row in read_status(results, sweep.tags)} <= {0, 1}
+
+
 def test_what_still_waits_can_be_cancelled(results: Results, sweep: Sweep, make: Make) -> None:
     fake.trouble(results.root, sweep.tags[0], "calibrate-0", "hang")
     with background(lambda: launch(sweep, results, make(parallel=1), fake.stages, every=0.3)):
@@ -182,8 +194,8 @@ def test_the_second_launch_is_refused(results: Results, sweep: Sweep, make: Make
 def test_the_second_launch_after_the_first_has_left(
     results: Results, sweep: Sweep, slurm: Path  # noqa: ARG001
 ) -> None:  # fmt: skip
-    def cluster() -> OnSlurm:
-        return OnSlurm(results.sweep("s") / "jobs", sweep.resources, "s", 2)
+    def cluster() -> SlurmCluster:
+        return SlurmCluster(results.sweep("s") / "jobs", sweep.resources, 2, "s")
 
     launch(sweep, results, cluster(), Slowly(0.5), wait=False)
     assert set(states(results, sweep)) <= {"queued", "running"}
@@ -203,9 +215,9 @@ from jali.experiments.cluster import *
 from jali.experiments.launch import *
 from jali.experiments.sweep import parse_sweep
 results = Results({str(results.root)!r}, {str(results.logs)!r})
-cluster = {"OnSlurm" if make().where == "slurm" else "OnThisMachine"}(
+cluster = {type(make()).__name__}(
     results.sweep("s") / "jobs", Resources(1, 1, "500MB", "5"),
-    {'"s", 2' if make().where == "slurm" else "2"})
+    2)
 launch(parse_sweep({SWEEP!r}), results, cluster, fake.Slowly(0.1), every=0.2)
 """
     with (tmp_path / "said").open("wb") as said:
@@ -236,9 +248,9 @@ def test_leaving_ends_what_runs_here(results: Results, sweep: Sweep) -> None:
         if units(results):
             raise KeyboardInterrupt
 
-    cluster = OnThisMachine(results.sweep("s") / "jobs", sweep.resources, 1)
+    cluster = LocalCluster(results.sweep("s") / "jobs", sweep.resources, 1)
     with pytest.raises(KeyboardInterrupt):
-        launch(sweep, results, cluster, fake.stages, watched=leave, every=0.1)
+        launch(sweep, results, cluster, fake.stages, on_status=leave, every=0.1)
     assert not any(row.alive for row in read_status(results, sweep.tags))
     owner = holder(results.lock(sweep.tags[0]))
     assert owner is None or not owner.alive()
@@ -249,16 +261,16 @@ def test_leaving_ends_what_runs_here(results: Results, sweep: Sweep) -> None:
 def test_too_few_gpus_for_the_ranks(results: Results) -> None:
     text = SWEEP + "context_parallel: 2\ncalibrate: false"
     with pytest.raises(ValueError, match=r"runs on 2 ranks.*--gpus 2"):
-        launch(parse_sweep(text), results, OnThisMachine(results.root, Resources()), fake.stages)
+        launch(parse_sweep(text), results, LocalCluster(results.root, Resources()), fake.stages)
     assert not results.tags()
 
 
 # What only a cluster can do
 
 
-def slurm_cluster(results: Results, sweep: Sweep, **options: str) -> OnSlurm:
+def slurm_cluster(results: Results, sweep: Sweep, **options: str) -> SlurmCluster:
     resources = Resources.from_dict(sweep.resources.to_dict() | options)
-    return OnSlurm(results.sweep("s") / "jobs", resources, "s", 2)
+    return SlurmCluster(results.sweep("s") / "jobs", resources, 2, "s")
 
 
 def test_scancel_behind_our_back(results: Results, sweep: Sweep, slurm: Path) -> None:  # noqa: ARG001
@@ -269,7 +281,7 @@ def test_scancel_behind_our_back(results: Results, sweep: Sweep, slurm: Path) ->
         lambda: launch(sweep, results, slurm_cluster(results, sweep), fake.stages, every=0.3)
     ):
         eventually(lambda: (victim, "quality", 0) in units(results))
-        subprocess.run(["scancel", submissions(results, victim)[0].job], check=True)
+        subprocess.run(["scancel", read_submissions(results, victim)[0].job], check=True)
     (row, *rest) = read_status(results, sweep.tags)
     assert row.state == "cancelled"
     assert row.submitted == 1
@@ -284,7 +296,7 @@ def test_a_requeued_job_goes_on(results: Results, sweep: Sweep, slurm: Path) -> 
         lambda: launch(sweep, results, slurm_cluster(results, sweep), fake.stages, every=0.3)
     ):
         eventually(lambda: (victim, "quality", 1) in units(results))
-        number = submissions(results, victim)[0].job
+        number = read_submissions(results, victim)[0].job
         subprocess.run(["scontrol", "requeue", number], check=True)
         # Slurm holds a requeued job back for a while; nobody needs to wait for all of that. Within
         # the same second, though, it would take the new start for the one it has just revoked.
@@ -382,7 +394,7 @@ def test_what_sbatch_refuses_is_one_sentence(results: Results, sweep: Sweep, slu
 
 def test_the_script_asks_for_what_was_asked(results: Results) -> None:
     resources = Resources(partition="gpu", account="me")
-    script = OnSlurm(results.root, resources, "big", 16).script(72)
+    script = SlurmCluster(results.root, resources, 16, "big").script(72)
     for line in (
         "--array=0-71%16", "--gres=gpu:1", "--cpus-per-task=8", "--mem=65536MB", "--time=360",
         "--partition=gpu", "--account=me", "--job-name=jali-big", "--requeue",

@@ -26,11 +26,11 @@ from rank import experiment
 
 from jali.clips.clip import read_clip
 from jali.experiments.job import run_experiment
-from jali.experiments.journal import Entry
 from jali.experiments.results import Results
 from jali.experiments.stages import all_stages
 from jali.experiments.stages.calibration import with_own_book
-from jali.experiments.stages.variant import calibration_prompts, prompts_of
+from jali.experiments.stages.run import calibration_prompts, prompts_of
+from jali.experiments.state import State
 from jali.experiments.status import read_status
 from jali.generation import read_run
 from jali.maskbook import MaskBook
@@ -70,7 +70,7 @@ def process(
 
 
 def stages_of(results: Results) -> dict[str, str]:
-    entry = Entry.read(results.state("a"))
+    entry = State.read(results.state("a"))
     assert entry is not None
     return entry.stages
 
@@ -125,7 +125,7 @@ def test_killed_in_every_stage_it_resumes_to_the_same_numbers(
 
 
 def test_a_damaged_clip_is_made_again(done: Results, checkpoint: str, results: Results) -> None:
-    shutil.copytree(done.results, results.root)
+    shutil.copytree(done.root, results.root)
     (clip,) = results.folder("a").glob("clips/entropy/0001*.mkv")
     good = read_clip(clip).frames
     clip.write_bytes(clip.read_bytes()[:1000])
@@ -137,7 +137,7 @@ def test_a_damaged_clip_is_made_again(done: Results, checkpoint: str, results: R
 def test_other_settings_redo_only_what_they_change(
     done: Results, checkpoint: str, results: Results
 ) -> None:
-    shutil.copytree(done.results, results.root)
+    shutil.copytree(done.root, results.root)
     dense = results.folder("a") / "clips" / "dense" / "manifest.json"
     before = dense.stat().st_mtime_ns
     other = experiment(checkpoint, method="psa", budget=0.6)
@@ -151,7 +151,7 @@ def test_other_settings_redo_only_what_they_change(
 def test_dense_clips_are_borrowed_from_a_finished_experiment(
     done: Results, checkpoint: str, results: Results
 ) -> None:
-    shutil.copytree(done.results, results.root)
+    shutil.copytree(done.root, results.root)
     other = experiment(checkpoint, tag="b", method="psa")
     run_experiment(other, results, all_stages())
     assert "the dense clips are those of a" in results.log("b").read_text()
@@ -172,9 +172,9 @@ def test_skip_calibrate_takes_the_book_that_is_there(done: Results, checkpoint: 
     same = with_own_book(experiment(checkpoint, calibrate=False), done)
     assert same == experiment(checkpoint)
     other = with_own_book(experiment(checkpoint, calibrate=False, budget=0.7), done)
-    assert other.masks == str(done.folder("a") / "masks.safetensors")
+    assert other.settings.masks == str(done.folder("a") / "masks.safetensors")
     none = with_own_book(experiment(checkpoint, calibrate=False, tag="b"), done)
-    assert none.masks is None
+    assert none.settings.masks is None
 
 
 def test_two_ranks_and_one_writes(checkpoint: str, results: Results) -> None:

@@ -8,4 +8,6 @@ from jali.experiments.resources import Resources
 from jali.experiments.results import Results
 from jali.experiments.sweep import Sweep, read_sweep
 
+Place = Results  # its name in earlier pages
+
 __all__ = ["Experiment", "Resources", "Results", "Sweep", "read_sweep", "run_experiment"]

@@ -2,152 +2,150 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from jali.experiments.results import check_tag
+from jali.generation.settings import COUNT, SettingDescription, SettingError, Settings
 
+DENSE = "dense"  # a variant of every experiment
 CACHED = "cached"  # the variant that replays a calibrated book
-# These cannot change a number, so another value is no other experiment.
-INDIFFERENT = ("tag",)
+# The settings of a run that an experiment may choose.
+SETTINGS = (
+    "model", "path", "height", "width", "num_frames", "steps", "guidance", "seed", "method",
+    "preset", "budget", "warmup_frac", "dense_first_layer", "backend", "masks", "cpu_offload",
+    "context_parallel", "tensor_parallel", "device", "dtype",
+)  # fmt: skip
+COUNTS = ("num_prompts", "calibration_prompts", "bench_steps", "bench_repeats", "threads")
+A_COUNT = SettingDescription(int, "", None, COUNT, least=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Experiment:
     """Calibrate, benchmark, quality, report: of one model, size, method and budget.
 
-    `completed` fills in what is None with the model's and the method's defaults; only such an
-    experiment is run. Dense is part of every experiment, and `cached` of those that have a book:
-    made by the calibrate stage, or given as `masks`. Metrics that are not named are all that can
-    run where the job runs.
+    `settings` say how the sparse clips are made; whatever of them is in `SETTINGS` may be given by
+    its own name. `completed` fills in what is None with the model's and the method's defaults; only
+    such an experiment is run. Dense is part of every experiment, and `cached` of those that have a
+    book: made by the calibrate stage, or given as `masks`. Metrics that are not named are all that
+    can run where the job runs.
+
+    >>> Experiment(tag="first", model="nano", budget=0.3).completed().settings.steps
+    50
     """
 
     tag: str
-    model: str
-    path: str | None = None
-    height: int | None = None
-    width: int | None = None
-    num_frames: int | None = None
-    steps: int | None = None
-    guidance: float | None = None
-    seed: int = 0
-    method: str = "entropy"
-    preset: str | None = None
-    budget: float | None = None
-    warmup_frac: float | int | None = None
-    dense_first_layer: bool | None = None
-    backend: str = "auto"
+    settings: Settings
     num_prompts: int = 5
     prompts: tuple[str, ...] | None = None
     calibrate: bool = True
     calibration_prompts: int = 2
-    masks: str | None = None
     bench_steps: int = 5
     bench_repeats: int = 3
     metrics: tuple[str, ...] | None = None
-    cpu_offload: bool = False
-    context_parallel: int = 1
-    tensor_parallel: int = 1
-    device: str | None = None
-    dtype: str | None = None
     threads: int | None = None
 
-    def __post_init__(self) -> None:
-        check_tag(self.tag)
-        counts = ("num_prompts", "calibration_prompts", "bench_steps", "bench_repeats",
-                  "context_parallel", "tensor_parallel")  # fmt: skip
-        for name in counts:
-            _check_count(name, getattr(self, name))
-        for name in ("height", "width", "num_frames", "steps", "threads"):
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name))
-        for name in ("calibrate", "cpu_offload", "dense_first_layer"):
-            value = getattr(self, name)
-            optional = name == "dense_first_layer" and value is None
-            if not optional and not isinstance(value, bool):
-                raise ValueError(f"{name} must be true or false, got {value!r}")
-        for name in ("model", "path", "method", "preset", "backend", "masks", "device", "dtype"):
-            value = getattr(self, name)
-            optional = value is None and name not in ("model", "method", "backend")
-            if not optional and (not isinstance(value, str) or not value.strip()):
-                raise ValueError(f"{name} must be text, got {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed must be an int >= 0, got {self.seed!r}")
-        _check_number("budget", self.budget, 0.0, 1.0, above=True)
-        _check_number("guidance", self.guidance, 0.0, math.inf)
-        if isinstance(self.warmup_frac, float):
-            _check_number("warmup_frac", self.warmup_frac, 0.0, 1.0)
-        elif self.warmup_frac is not None and (
-            isinstance(self.warmup_frac, bool)
-            or not isinstance(self.warmup_frac, int)
-            or self.warmup_frac < 0
-        ):
-            raise ValueError(
-                f"warmup_frac is a share in [0, 1] or a count of steps, got {self.warmup_frac!r}"
-            )
+    def __init__(self, *, tag: str, settings: Settings | None = None, **facts: Any) -> None:
+        own = [f for f in fields(Experiment) if f.name not in ("tag", "settings")]
+        known = {*SETTINGS, *(f.name for f in own)}
+        if unknown := sorted(set(facts) - known):
+            raise ValueError(f"an experiment has no {', '.join(unknown)}; known: {sorted(known)}")
+        values = {f.name: facts.pop(f.name, f.default) for f in own}
         for name in ("prompts", "metrics"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else tuple(value))
+            values[name] = None if values[name] is None else tuple(values[name])
+        made = Settings(**facts) if settings is None else replace(settings, **facts)
+        if made.method in (None, "entropy"):  # as it is written down, where a preset has its own
+            made = replace(made, method="entropy" if made.preset is None else None)
+        for name, value in {"tag": check_tag(tag), "settings": made, **values}.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        for name in COUNTS:
+            if name != "threads" or self.threads is not None:
+                A_COUNT.check(name, getattr(self, name))
+        if not isinstance(self.calibrate, bool):
+            raise SettingError("calibrate", f"must be true or false, got {self.calibrate!r}")
         if self.prompts is not None and not (self.prompts and all(self.prompts)):
             raise ValueError("prompts must be at least one text, and none of them empty")
         if self.metrics is not None and not self.metrics:
             raise ValueError("name at least one metric, e.g. psnr")
-        if self.preset is not None and self.method != "entropy":
+        if self.settings.preset is not None and self.settings.method is not None:
             raise ValueError("give a method or a preset, not both: a preset names its method")
-        if self.context_parallel > 1 and self.tensor_parallel > 1:
-            raise ValueError("give context_parallel or tensor_parallel, not both")
 
     @property
     def ranks(self) -> int:
-        return max(self.context_parallel, self.tensor_parallel)
+        return max(self.settings.context_parallel, self.settings.tensor_parallel)
 
     @property
     def variant(self) -> str:
         """What the sparse rows are called."""
-        return self.preset or self.method
+        return str(self.settings.preset or self.settings.method)
 
     @property
     def wants_book(self) -> bool:
         """Whether there is something to calibrate: entropy's importance is what a book holds."""
-        recorded = self.method in ("entropy", CACHED) and self.preset is None
-        return recorded and self.calibrate and self.masks is None
+        recorded = self.settings.preset is None and self.variant in ("entropy", CACHED)
+        return recorded and self.calibrate and self.settings.masks is None
 
     @property
     def has_book(self) -> bool:
-        return self.wants_book or self.masks is not None
+        return self.wants_book or self.settings.masks is not None
 
     @property
     def variants(self) -> tuple[str, ...]:
         """The sparse runs of this experiment."""
-        if self.variant == CACHED:
-            return (CACHED,)
-        return (self.variant, CACHED) if self.has_book else (self.variant,)
+        cached = (CACHED,) if self.has_book and self.variant != CACHED else ()
+        return (self.variant, *cached)
+
+    @property
+    def dense_settings(self) -> Settings:
+        """How the dense clips are made."""
+        return replace(
+            self.settings, method=DENSE, preset=None, budget=None, warmup_frac=None,
+            dense_first_layer=None, masks=None,
+        )  # fmt: skip
 
     def completed(self) -> Experiment:
         """With every default filled in, checked against the registry and the methods."""
         from jali.backends import check_name
         from jali.integration.models.registry import model_card
+
+        asked, card = self.settings, model_card(self.settings.model)
+        self._check_names(card.name)
+        check_name(asked.backend)
+        usual: dict[str, Any] = {
+            "height": card.height, "width": card.width, "num_frames": card.frames,
+            "steps": card.steps, "guidance": card.guidance.scale,
+        }  # fmt: skip
+        if asked.preset is None:
+            usual |= {"budget": 0.5, "warmup_frac": 0.2, "dense_first_layer": True}
+        missing = {name: value for name, value in usual.items() if getattr(asked, name) is None}
+        found = replace(asked, model=card.name, **missing)
+        check_static_size(found)
+        return replace(self, settings=found)
+
+    def _check_names(self, model: str) -> None:
+        """Refuse a preset, method or metric that there is not, or not for such an experiment."""
         from jali.methods import METHODS, near
 
-        card = model_card(self.model)
-        if self.preset is not None:
+        asked = self.settings
+        if asked.preset is not None:
             from jali.presets import load_preset
 
-            load_preset(self.preset, card.name)
-        elif self.method == "dense":
+            load_preset(asked.preset, model)
+        elif self.variant == DENSE:
             raise ValueError("dense is measured in every experiment; name a sparse method")
-        elif self.method not in METHODS and self.method != CACHED:
-            known = [name for name in (*METHODS, CACHED) if name != "dense"]
-            raise ValueError(f"unknown method {self.method!r}{near(self.method, known)}")
+        elif self.variant not in METHODS and self.variant != CACHED:
+            known = [name for name in (*METHODS, CACHED) if name != DENSE]
+            raise ValueError(f"unknown method {self.variant!r}{near(self.variant, known)}")
         if self.ranks > 1 and self.wants_book:
             raise ValueError(
                 "calibrating needs every head in one process: with context_parallel or "
                 "tensor_parallel give masks (a book made on one GPU serves), or skip calibration"
             )
-        if self.method == CACHED and not self.has_book:
+        if self.variant == CACHED and not self.has_book:
             raise ValueError("method cached needs masks, or the calibrate stage")
         if self.metrics is not None:
             from jali.evaluation.quality.evaluation import METRICS
@@ -155,75 +153,34 @@ class Experiment:
             for name in self.metrics:
                 if name not in METRICS:
                     raise ValueError(f"unknown metric {name!r}{near(name, METRICS)}")
-        check_name(self.backend)
-        by_name = self.preset is None
-        height, width = self.height or card.height, self.width or card.width
-        frames = self.num_frames or card.frames
-        check_static_size(card.name, height, width, frames)
-        return replace(
-            self,
-            model=card.name,
-            height=height,
-            width=width,
-            num_frames=frames,
-            steps=self.steps or card.steps,
-            guidance=card.guidance.scale if self.guidance is None else self.guidance,
-            budget=0.5 if self.budget is None and by_name else self.budget,
-            warmup_frac=0.2 if self.warmup_frac is None and by_name else self.warmup_frac,
-            dense_first_layer=(
-                True if self.dense_first_layer is None and by_name else self.dense_first_layer
-            ),
-        )
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v
-            for f in dataclasses.fields(self)
-        }
+        """Flat: the settings of the run are beside the experiment's own."""
+        found = {name: getattr(self.settings, name) for name in SETTINGS}
+        found["method"] = found["method"] or "entropy"
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
+        return found | {n: list(v) if isinstance(v, tuple) else v for n, v in own.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Experiment:
-        known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(data) - known)
-        if unknown:
-            raise ValueError(f"an experiment has no {', '.join(unknown)}; known: {sorted(known)}")
         return cls(**data)
 
     def differences(self, other: Experiment) -> list[str]:
-        """What of another experiment is not the same, in words."""
+        """What of another experiment is not the same, in words. A tag cannot change a number."""
         mine, theirs = self.to_dict(), other.to_dict()
         return [
             f"{name} {theirs[name]!r}, now {mine[name]!r}"
             for name in mine
-            if name not in INDIFFERENT and mine[name] != theirs[name]
+            if name != "tag" and mine[name] != theirs[name]
         ]
 
 
-def check_static_size(model: str, height: int, width: int, frames: int) -> None:
+def check_static_size(settings: Settings) -> None:
     """Refuse a size that a model cannot make, before any of it is loaded or submitted."""
     from jali.experiments.scale import known_strides
     from jali.integration.models.registry import model_card
     from jali.integration.models.size import check_size
 
-    strides = known_strides(model)
+    strides, s = known_strides(settings.model), settings
     if strides is not None:
-        check_size(strides, height, width, frames, model_card(model))
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an int >= 1, got {value!r}")
-
-
-def _check_number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
-    if value is None:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if (
-        not number
-        or not math.isfinite(value)
-        or not low <= value <= high
-        or (above and value == low)
-    ):
-        where = f"above {low:g} and at most {high:g}" if above else f"in [{low:g}, {high:g}]"
-        raise ValueError(f"{name} must be a number {where}, got {value!r}")
+        check_size(strides, s.height or 0, s.width or 0, s.num_frames or 0, model_card(s.model))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jali.files import UnreadableError, read_json
+
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,119}")
-STAGES = "stages"
 
 
 def check_tag(tag: str, what: str = "a tag") -> str:
@@ -22,14 +24,19 @@ def check_tag(tag: str, what: str = "a tag") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results folder and the folder of logs; absolute, since a job starts elsewhere."""
+    """The folder of all results and the folder of logs; absolute, since a job starts elsewhere.
+
+    >>> results = Results("results", "experiments/logs")
+    >>> results.speed("first").name
+    'speed.json'
+    """
 
     root: Path
     logs: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", Path(self.root).expanduser().absolute())
-        object.__setattr__(self, "logs", Path(self.logs).expanduser().absolute())
+        for name in ("root", "logs"):
+            object.__setattr__(self, name, Path(getattr(self, name)).expanduser().absolute())
 
     def folder(self, tag: str) -> Path:
         return self.root / check_tag(tag)
@@ -47,14 +54,11 @@ class Results:
         return self.folder(tag) / "quality.json"
 
     def record(self, tag: str, stage: str) -> Path:
-        return self.folder(tag) / STAGES / f"{stage}.json"
+        """What a complete stage read and made."""
+        return self.folder(tag) / "stages" / f"{stage}.json"
 
-    def begun(self, tag: str, stage: str) -> Path:
-        """The inputs of a stage that was begun, so that another attempt knows what lies there."""
-        return self.folder(tag) / STAGES / f"{stage}.begun.json"
-
-    def ledger(self, tag: str) -> Path:
-        """What was submitted for this tag, one line for each time."""
+    def submissions(self, tag: str) -> Path:
+        """One line for each time that a job was handed to a machine."""
         return self.folder(tag) / "submissions.jsonl"
 
     def cancelled(self, tag: str) -> Path:
@@ -71,11 +75,31 @@ class Results:
         """A tag cannot begin with an underscore, so a sweep's folder is never an experiment's."""
         return self.root / "_sweeps" / check_tag(name, "a sweep's name")
 
-    def sweep_file(self, name: str) -> Path:
-        return self.sweep(name) / "sweep.json"
-
-    def sweeps(self) -> list[str]:
-        return sorted(path.parent.name for path in self.root.glob("_sweeps/*/sweep.json"))
-
     def tags(self) -> list[str]:
         return sorted(path.parent.name for path in self.root.glob("[!_.]*/config.json"))
+
+    def find_tags(self, names: Iterable[str]) -> list[str]:
+        """The experiments that tags and names of sweeps stand for, each once. None named: all."""
+        names, found = list(names), []
+        for name in names:
+            file = self.sweep(name) / "sweep.json"
+            if file.exists():
+                tags = read_json(file, "jali-sweep").get("tags")
+                if not isinstance(tags, list):
+                    raise UnreadableError(f"{file} lists no tags")
+                found += [check_tag(str(tag)) for tag in tags]
+            elif self.config(name).exists():
+                found.append(name)
+            else:
+                self._refuse(name)
+        return list(dict.fromkeys(found)) if names else self.tags()
+
+    def _refuse(self, name: str) -> None:
+        from jali.methods import near
+
+        sweeps = sorted(path.parent.name for path in self.root.glob("_sweeps/*/sweep.json"))
+        known = [*sweeps, *self.tags()]
+        raise FileNotFoundError(
+            f"no experiment and no sweep {name!r} in {self.root}"
+            + (near(name, known) if known else "")
+        )

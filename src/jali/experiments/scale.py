@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jali.experiments.experiment import Experiment
 
 if TYPE_CHECKING:
+    from jali.generation import Settings
     from jali.integration.models.size import Strides
 
 Q_BLOCK, K_BLOCK = 256, 128  # of a book's masks
@@ -62,33 +63,34 @@ def forecast(
     from jali.integration.forecast import attention_times, constants
     from jali.integration.models.registry import MODELS
 
-    e, card = experiment, MODELS.get(experiment.model)
+    e, s = experiment, experiment.settings
+    card = MODELS.get(s.model)
     known = constants()["devices"].get(device)
     if card is None or known is None:
         return None
-    if not (e.height and e.width and e.num_frames and e.steps):
+    if not (s.height and s.width and s.num_frames and s.steps):
         raise ValueError("a forecast is of a completed experiment")
-    card = dataclasses.replace(card, height=e.height, width=e.width, frames=e.num_frames)
+    card = dataclasses.replace(card, height=s.height, width=s.width, frames=s.num_frames)
     tokens = card.tokens
     guided = 1 if card.guidance.kind == "embedded" else 2  # with and without the prompt
     times = attention_times(
         heads=guided * card.heads, head_dim=card.head_dim, tokens=tokens,
-        cost=0.5 if e.budget is None else e.budget, device=device, backend=backend,
+        cost=0.5 if s.budget is None else s.budget, device=device, backend=backend,
     )  # fmt: skip
     if times is None:
         return None
     layers = sum(card.layers)
     rest = 2.0 * card.weights * tokens * guided / 1e9 / known["linear_tflops"]
-    dense_layers = int(bool(e.dense_first_layer))
+    dense_layers = int(bool(s.dense_first_layer))
     dense = (rest + layers * times[0]) / 1e3
     sparse = (rest + (layers - dense_layers) * times[1] + dense_layers * times[0]) / 1e3
     variants, prompts = len(e.variants), len(e.prompts) if e.prompts else e.num_prompts
-    dense_clip, sparse_clip = e.steps * dense, _sparse_clip(e, e.steps, dense, sparse)
-    bench = min(e.bench_steps, e.steps)
-    one_round = bench * dense + variants * _sparse_clip(e, bench, dense, sparse)
+    dense_clip, sparse_clip = s.steps * dense, _sparse_clip(s, s.steps, dense, sparse)
+    bench = min(e.bench_steps, s.steps)
+    one_round = bench * dense + variants * _sparse_clip(s, bench, dense, sparse)
     blocks = math.ceil(tokens / Q_BLOCK) * math.ceil(tokens / K_BLOCK)
-    blocks *= layers * e.steps * card.heads * e.wants_book
-    pixels = e.height * e.width * e.num_frames * 3
+    blocks *= layers * s.steps * card.heads * e.wants_book
+    pixels = s.height * s.width * s.num_frames * 3
     return Forecast(
         tokens=tokens,
         dense_clip=dense_clip,
@@ -102,56 +104,7 @@ def forecast(
     )
 
 
-def _sparse_clip(e: Experiment, steps: int, dense: float, sparse: float) -> float:
-    warm = e.warmup_frac or 0
+def _sparse_clip(settings: Settings, steps: int, dense: float, sparse: float) -> float:
+    warm = settings.warmup_frac or 0
     count = math.ceil(warm * steps - 1e-9) if isinstance(warm, float) else min(warm, steps)
     return count * dense + (steps - count) * sparse
-
-
-# What docs/scale.md shows: one line for each model and size, at the defaults of `experiment run`.
-SHOWN: tuple[tuple[str, int | None, int | None], ...] = (
-    ("wan-t2v-1.3b", None, None), ("wan-t2v-1.3b", 720, 1280), ("wan-t2v-14b", None, None),
-    ("wan-t2v-14b", 720, 1280), ("wan2.2-ti2v-5b", None, None), ("wan2.2-t2v-a14b", None, None),
-    ("cogvideox-5b", None, None), ("cogvideox1.5-5b", None, None), ("hunyuan-video", None, None),
-    ("hunyuan-video-1.5", None, None), ("ltx-video", None, None),
-)  # fmt: skip
-
-
-def table() -> str:
-    """GPU time and disk of one experiment for each model, as Markdown."""
-    lines = [
-        "| model | size | tokens | one clip dense | one clip at 0.5 | calibrate | benchmark "
-        "| quality | one job | book | scratch | clips |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for model, height, width in SHOWN:
-        e = Experiment(tag="x", model=model, height=height, width=width).completed()
-        found = forecast(e)
-        assert found is not None, model
-        times = (
-            found.dense_clip, found.sparse_clip, found.calibrate, found.benchmark, found.quality,
-            found.seconds,
-        )  # fmt: skip
-        cells = [_duration(seconds) for seconds in times]
-        sizes = map(_size, (found.book_bytes, found.scratch_bytes, found.clip_bytes))
-        lines.append(
-            f"| `{model}` | {e.height}×{e.width}×{e.num_frames} | {found.tokens:,} | "
-            + " | ".join([*cells[:-1], f"**{cells[-1]}**", *sizes])
-            + " |"
-        )
-    return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-def _size(count: int) -> str:
-    megabytes = count / 2**20
-    gigabytes = megabytes / 1024
-    if megabytes < 1000:
-        return f"{megabytes:.0f} MB"
-    return f"{gigabytes:.1f} GB" if gigabytes < 20 else f"{gigabytes:.0f} GB"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jali.experiments.owner import me
+from jali.error import JobError
+from jali.experiments.lock import me
 
 WAITING = {
     "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
@@ -27,24 +28,21 @@ WHY = {
     "DEADLINE": "its deadline passed",
     "BOOT_FAIL": "the node did not start",
     "COMPLETED": "the process ended",
-    "CANCELLED": "cancelled",
 }
 SECONDS = 30
 
 
-class SlurmSilentError(RuntimeError):
+class SlurmSilentError(JobError):
     """Slurm is not here, or does not answer: nothing can be said of its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job as squeue lists it; `left` is what remains of its time limit."""
+    """A job as squeue lists it; `reason` is why it waits."""
 
     number: str
     state: str
-    left: str
-    reason: str
-    node: str
+    reason: str = ""
 
     @property
     def waiting(self) -> bool:
@@ -54,16 +52,13 @@ class SlurmJob:
     def running(self) -> bool:
         return self.state in RUNNING
 
-    @property
-    def ended(self) -> bool:
-        return not (self.waiting or self.running)
 
-    @property
-    def why(self) -> str:
-        """Why it waits, or how it ended."""
-        if self.ended:
-            return WHY.get(self.state, self.state.lower())
-        return "" if self.reason in ("None", "") else self.reason
+@dataclass(frozen=True, slots=True)
+class SlurmAnswer:
+    """Every job that Slurm knows, by its number; `silent` says why there is no answer."""
+
+    jobs: Mapping[str, SlurmJob]
+    silent: str = ""
 
 
 def slurm_is_here() -> bool:
@@ -72,37 +67,44 @@ def slurm_is_here() -> bool:
 
 def slurm_jobs() -> dict[str, SlurmJob]:
     """Every job of this user that Slurm still knows, by its number (array tasks as 12_3)."""
-    # %T before the free text: a reason may hold anything but a line break.
-    form = "%i|%T|%L|%N|%r"
-    command = ["squeue", "--noheader", "--array", "--states=all", "--user", me().user, "-o", form]
+    # The free text comes last: a reason may hold anything but a line break.
+    command = ["squeue", "--noheader", "--array", "--states=all", "--user", me().user]
     jobs = {}
-    for line in _ask(command).splitlines():
-        parts = line.strip().split("|", 4)
-        if len(parts) == 5:
-            number, state, left, node, reason = parts
-            jobs[number] = SlurmJob(number, state, left, reason.strip("()"), node)
+    for line in _ask([*command, "-o", "%i|%T|%r"]).splitlines():
+        parts = line.strip().split("|", 2)
+        if len(parts) == 3:
+            number, state, reason = parts
+            jobs[number] = SlurmJob(number, state, reason.strip("()").removeprefix("None"))
     return jobs
 
 
-def exit_code(number: str) -> str:
-    """`code:signal` of a job that ended not long ago; empty where Slurm has forgotten it."""
+def ask_slurm() -> SlurmAnswer:
+    """As `slurm_jobs`; no answer is an answer too."""
     try:
-        text = _ask(["scontrol", "show", "job", "--oneliner", number])
-    except SlurmSilentError:
-        return ""
-    return next((w.partition("=")[2] for w in text.split() if w.startswith("ExitCode=")), "")
+        return SlurmAnswer(slurm_jobs())
+    except SlurmSilentError as error:
+        return SlurmAnswer({}, str(error))
 
 
 def job_ended(number: str) -> bool:
     """Whether Slurm is sure that a job no longer runs."""
+    answer = ask_slurm()
+    job = answer.jobs.get(number)
+    return not answer.silent and (job is None or not (job.waiting or job.running))
+
+
+def why_ended(job: SlurmJob) -> str:
+    """How a job ended, with its exit code where Slurm has not forgotten it."""
     try:
-        found = slurm_jobs().get(number)
+        text = _ask(["scontrol", "show", "job", "--oneliner", job.number])
     except SlurmSilentError:
-        return False
-    return found is None or found.ended
+        text = ""
+    code = next((w.partition("=")[2] for w in text.split() if w.startswith("ExitCode=")), "")
+    why = WHY.get(job.state, job.state.lower())
+    return f"{why} ({job.state}{f', exit code {code}' if code else ''})"
 
 
-def scancel(numbers: Sequence[str]) -> None:
+def cancel_jobs(numbers: Sequence[str]) -> None:
     if numbers:
         _ask(["scancel", *numbers])
 

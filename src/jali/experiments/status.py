@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from jali.experiments.experiment import Experiment
-from jali.experiments.job import read_config
-from jali.experiments.journal import Entry
-from jali.experiments.ledger import Submission, submissions
+from jali.experiments.job import read_config, who_cancelled
 from jali.experiments.lock import STALE_SECONDS
-from jali.experiments.owner import Owner
 from jali.experiments.results import Results
-from jali.experiments.slurm import SlurmJob, SlurmSilentError, exit_code, slurm_jobs
-from jali.experiments.stage import recorded_outputs
-from jali.experiments.storage import UnreadableError, file_digest, read_json
+from jali.experiments.slurm import SlurmAnswer, SlurmJob, ask_slurm, why_ended
+from jali.experiments.stage import damage, read_record
+from jali.experiments.state import State
+from jali.experiments.submission import Submission, read_submissions
+from jali.files import UnreadableError, read_json
 
 # waiting: nobody was asked to run it · queued: Slurm has it · lost: it says it runs, and does not
 STATES = ("waiting", "queued", "running", "done", "failed", "cancelled", "lost", "damaged")
@@ -41,149 +38,126 @@ class Status:
     job: str | None = None
     why: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @property
     def alive(self) -> bool:
         return self.state in ALIVE
 
 
-@dataclass(frozen=True, slots=True)
-class Slurm:
-    """Slurm's answer, asked once for all tags; `silent` says why there is none."""
+def read_status(
+    results: Results, tags: Iterable[str], slurm: SlurmAnswer | None = None
+) -> list[Status]:
+    """Of every tag once, in order; FileNotFoundError where there is no such experiment.
 
-    jobs: Mapping[str, SlurmJob]
-    silent: str = ""
+    Slurm is only asked where something was submitted to it.
 
-    @classmethod
-    def asked(cls) -> Slurm:
-        try:
-            return cls(slurm_jobs())
-        except SlurmSilentError as error:
-            return cls({}, str(error))
-
-
-def read_status(results: Results, tags: Iterable[str], slurm: Slurm | None = None) -> list[Status]:
-    """Of every tag once, in order. Slurm is only asked where something was submitted to it."""
-    tags = list(dict.fromkeys(tags))
+    >>> [row.state for row in read_status(results, ["first"])]  # doctest: +SKIP
+    ['done']
+    """
+    sent = {tag: read_submissions(results, tag) for tag in dict.fromkeys(tags)}
     if slurm is None:
-        asked = any(s.on == "slurm" for tag in tags for s in submissions(results, tag)[-1:])
-        slurm = Slurm.asked() if asked else Slurm({})
-    return [_status(results, tag, slurm) for tag in tags]
+        asked = any(s.on == "slurm" for submissions in sent.values() for s in submissions[-1:])
+        slurm = ask_slurm() if asked else SlurmAnswer({})
+    return [_status(results, tag, submissions, slurm) for tag, submissions in sent.items()]
 
 
-def _status(results: Results, tag: str, slurm: Slurm) -> Status:
-    """FileNotFoundError where there is no such experiment."""
-    try:
-        read_config(results, tag)
-    except UnreadableError as error:
-        return Status(tag, "damaged", why=str(error))
-    sent = submissions(results, tag)
+def _status(results: Results, tag: str, sent: list[Submission], slurm: SlurmAnswer) -> Status:
     last = sent[-1] if sent else None
-    job = None if last is None or last.on != "slurm" else slurm.jobs.get(last.job)
-    facts: dict[str, Any] = {
-        "submitted": len(sent),
-        "job": None if last is None else last.job,
-    }
+    facts: dict[str, Any] = {"submitted": len(sent), "job": None if last is None else last.job}
+    state, damaged = None, ""
     try:
-        entry = Entry.read(results.state(tag))
+        read_config(results.config(tag))
+        state = State.read(results.state(tag))
     except UnreadableError as error:
-        told = _from_slurm(last, job, slurm)
-        state, why = told if told and told[0] in ALIVE else ("damaged", "")
-        return Status(tag, state, why="; ".join(filter(None, (why, str(error)))), **facts)
-    if entry is not None:
-        facts |= _progress(entry)
-    state, why = _judge(results, tag, entry, last, job, slurm)
-    if state != "running":
-        facts["seconds_left"] = None
-    return Status(tag, state, why=why, **facts)
+        damaged = str(error)
+    found, why = _judge(results, tag, state, last, slurm, damaged)
+    if state is not None:
+        facts |= {
+            "stage": None if state.state == "done" else state.stage,
+            "done": state.done, "total": state.total, "share": state.share,
+            "seconds": state.seconds, "attempts": state.attempt,
+            "seconds_left": state.seconds_left if found == "running" else None,
+        }  # fmt: skip
+    return Status(tag, found, why=why, **facts)
 
 
 def _judge(
     results: Results,
     tag: str,
-    entry: Entry | None,
+    state: State | None,
     last: Submission | None,
-    job: SlurmJob | None,
-    slurm: Slurm,
+    slurm: SlurmAnswer,
+    damaged: str,
 ) -> tuple[str, str]:
-    """(state, why)."""
-    if entry is not None and entry.state == "done":
-        why = why_not_whole(results, tag)
-        if not why:
+    """(state, why): the living before the dead, and of the dead what is most certain."""
+    if state is not None and state.state == "done":
+        damaged = damaged or why_not_whole(results, tag)
+        if not damaged:
             return "done", ""
-        told = _from_slurm(last, job, slurm)
-        return told if told and told[0] in ALIVE else ("damaged", why)
-    if entry is not None and entry.state == "running":
-        # A run by hand, on this machine or another, beside whatever was submitted.
-        running = _process(entry, slurm)
-        if running:
-            return "running", ""
-    told = _from_slurm(last, job, slurm)
-    if told is not None and told[0] in ALIVE:
-        return told
+    job = slurm.jobs.get(last.job) if last is not None and last.on == "slurm" else None
+    if state is not None and state.state == "running" and _lives(state, slurm):
+        return "running", ""  # by hand perhaps, beside whatever was submitted
+    if job is not None and job.waiting:
+        return "queued", job.reason
+    if job is not None and job.running:
+        return "running", ""
     if last is not None and last.on == "local" and last.owner.alive():
         return "running", "starting"
-    if results.cancelled(tag).exists():
-        return "cancelled", _who(results, tag)
-    if entry is None:
-        if told is not None:
-            return told
-        if last is not None and last.on == "slurm":
-            silent = f": {slurm.silent}" if slurm.silent else ""
-            known = "Slurm does not answer" if silent else f"Slurm does not know job {last.job}"
-            return ("waiting" if silent else "lost"), f"{known}{silent}"
-        if last is not None and last.owner.alive() is False:
-            return "lost", "it was started on this machine, and its process is gone"
-        return "waiting", ""
-    if entry.state == "running":
-        return _vanished(entry, told, slurm)
-    if told is not None and told[0] == "cancelled":
-        return told
-    if entry.state == "stopped":
-        return "failed", f"stopped: {entry.error}"
-    return "failed", entry.error or ""
+    if damaged:
+        return "damaged", damaged
+    if who := who_cancelled(results, tag):
+        return "cancelled", who
+    if state is None:
+        return _never_began(last, job, slurm)
+    if state.state == "running":
+        return _vanished(state, job, slurm)
+    if job is not None and job.state == "CANCELLED":
+        return _ended(job)
+    stopped = "stopped: " if state.state == "stopped" else ""
+    return "failed", f"{stopped}{state.error or ''}"
 
 
-def _vanished(entry: Entry, told: tuple[str, str] | None, slurm: Slurm) -> tuple[str, str]:
+def _lives(state: State, slurm: SlurmAnswer) -> bool:
+    """Whether the process that wrote the file certainly lives. On this machine it can be asked
+    itself, and one that was killed is gone before Slurm has noticed."""
+    job = slurm.jobs.get(state.owner.job or "")
+    return state.owner.alive() is True if job is None else (
+        job.running and state.owner.alive() is not False
+    )  # fmt: skip
+
+
+def _never_began(
+    last: Submission | None, job: SlurmJob | None, slurm: SlurmAnswer
+) -> tuple[str, str]:
+    if job is not None:
+        return _ended(job)
+    if last is not None and last.on == "slurm":
+        if slurm.silent:
+            return "waiting", f"Slurm does not answer: {slurm.silent}"
+        return "lost", f"Slurm does not know job {last.job}"
+    if last is not None and last.owner.alive() is False:
+        return "lost", "it was started on this machine, and its process is gone"
+    return "waiting", ""
+
+
+def _vanished(state: State, job: SlurmJob | None, slurm: SlurmAnswer) -> tuple[str, str]:
     """Its file says running, and no process is known that would do it."""
-    if told is not None:
-        return told
-    quiet = time.time() - entry.updated
-    if slurm.silent and entry.owner.job is not None:
-        state = "running" if quiet < STALE_SECONDS else "lost"
-        return state, f"Slurm does not answer ({slurm.silent}); last sign of life {_ago(quiet)}"
-    if entry.owner.alive() is None and entry.owner.job is None and quiet < STALE_SECONDS:
-        return "running", f"on {entry.owner.host}, last sign of life {_ago(quiet)}"
-    return "lost", f"{entry.owner} is gone; last sign of life {_ago(quiet)}"
+    if job is not None:
+        return _ended(job)
+    owner, quiet = state.owner, state.quiet
+    ago = f"{quiet:.0f} s ago" if quiet < 120 else f"{quiet / 60:.0f} min ago"
+    believed = "running" if quiet < STALE_SECONDS else "lost"
+    if slurm.silent and owner.job is not None:
+        return believed, f"Slurm does not answer ({slurm.silent}); last sign of life {ago}"
+    if owner.alive() is None and owner.job is None and believed == "running":
+        return believed, f"on {owner.host}, last sign of life {ago}"
+    return "lost", f"{owner} is gone; last sign of life {ago}"
 
 
-def _process(entry: Entry, slurm: Slurm) -> bool:
-    """Whether the process that wrote the file certainly lives."""
-    if entry.owner.job is not None:
-        job = slurm.jobs.get(entry.owner.job)
-        if job is not None:
-            # On this machine the process itself can be asked too: one that was killed is gone
-            # before Slurm has noticed.
-            return job.running and entry.owner.alive() is not False
-    return entry.owner.alive() is True
-
-
-def _from_slurm(
-    last: Submission | None, job: SlurmJob | None, slurm: Slurm
-) -> tuple[str, str] | None:
-    """What Slurm says of the latest submission; None where it says nothing."""
-    if last is None or last.on != "slurm" or job is None:
-        return None
-    if job.waiting:
-        return "queued", job.why
-    if job.running:
-        return "running", ""
+def _ended(job: SlurmJob) -> tuple[str, str]:
+    """What Slurm says of a job that no longer runs."""
     if job.state == "CANCELLED":
         return "cancelled", f"Slurm job {job.number} was cancelled"
-    code = exit_code(job.number) if not slurm.silent else ""
-    return "failed", f"{job.why} ({job.state}{f', exit code {code}' if code else ''})"
+    return "failed", why_ended(job)
 
 
 def why_not_whole(results: Results, tag: str) -> str:
@@ -191,73 +165,11 @@ def why_not_whole(results: Results, tag: str) -> str:
     for stage, path in (("benchmark", results.speed(tag)), ("quality", results.quality(tag))):
         try:
             read_json(path)
-            expected = recorded_outputs(results, tag, stage)
-            if expected.get(path.name) != file_digest(path):
-                return f"{path} is not what the stage {stage} wrote"
+            why = damage(path.parent, path.name, read_record(results, tag, stage)[1])
         except FileNotFoundError as error:
-            return f"{error.filename} is missing"
+            why = f"{error.filename} is missing"
         except UnreadableError as error:
-            return str(error)
-        except OSError as error:
-            return f"{path} cannot be read: {error.strerror}"
+            why = str(error)
+        if why:
+            return why
     return ""
-
-
-def _progress(entry: Entry) -> dict[str, Any]:
-    return {
-        "stage": None if entry.state == "done" else entry.stage,
-        "done": entry.done,
-        "total": entry.total,
-        "share": entry.share,
-        "seconds": entry.seconds,
-        "seconds_left": entry.seconds_left,
-        "attempts": entry.attempt,
-    }
-
-
-def _who(results: Results, tag: str) -> str:
-    try:
-        return f"by {Owner.from_dict(read_json(results.cancelled(tag))['owner'])}"
-    except (OSError, ValueError, KeyError):
-        return ""
-
-
-def _ago(seconds: float) -> str:
-    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
-
-
-def find_tags(results: Results, names: Iterable[str]) -> list[str]:
-    """The experiments that tags and names of sweeps stand for, each once. None named: all."""
-    names = list(names)
-    if not names:
-        return results.tags()
-    found: list[str] = []
-    for name in names:
-        tags = sweep_tags(results, name)
-        if tags is None:
-            if not results.config(name).exists():
-                from jali.methods import near
-
-                known = [*results.sweeps(), *results.tags()]
-                raise FileNotFoundError(
-                    f"no experiment and no sweep {name!r} in {results.root}"
-                    + (near(name, known) if known else "")
-                )
-            tags = [name]
-        found += tags
-    return list(dict.fromkeys(found))
-
-
-def sweep_tags(results: Results, name: str) -> list[str] | None:
-    """The tags of a sweep that was launched; None where there is none of that name."""
-    try:
-        data = read_json(results.sweep_file(name), "jali-sweep")
-        return [str(tag) for tag in data["tags"]]
-    except FileNotFoundError:
-        return None
-    except KeyError as error:
-        raise UnreadableError(f"{results.sweep_file(name)} lists no tags") from error
-
-
-def experiments_of(results: Results, tags: Iterable[str]) -> list[Experiment]:
-    return [read_config(results, tag) for tag in tags]

@@ -15,16 +15,14 @@ from jali.experiments.results import Results
 
 log = logging.getLogger("jali")
 TRACKERS = ("trackio", "wandb")  # one interface: init, log, finish
-PROJECT = "jali"
 
 
-def check_tracker(name: str) -> str:
+def check_tracker(name: str | None) -> None:
     """Refuse a tracker that is not there before hours of work, not after."""
-    if name not in TRACKERS:
+    if name is not None and name not in TRACKERS:
         raise ValueError(f"--track is {' or '.join(TRACKERS)}, got {name!r}")
-    if importlib.util.find_spec(name) is None:
+    if name is not None and importlib.util.find_spec(name) is None:
         raise ValueError(f"--track {name} needs the package: pip install {name}")
-    return name
 
 
 def send(name: str, results: Results, tag: str) -> None:
@@ -33,8 +31,8 @@ def send(name: str, results: Results, tag: str) -> None:
         # Trackers greet their users on stdout, which belongs to whoever asked for JSON.
         with contextlib.redirect_stdout(sys.stderr):
             tracker: Any = importlib.import_module(name)
-            experiment = read_config(results, tag)
-            tracker.init(project=PROJECT, name=tag, config=experiment.to_dict())
+            config = read_config(results.config(tag)).to_dict()
+            tracker.init(project="jali", name=tag, config=config)
             try:
                 for row in collect(results, [tag]).rows:
                     tracker.log({k: v for k, v in row.items() if v is not None})

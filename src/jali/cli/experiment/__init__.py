@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import typer
 
-from jali.cli.experiment import cancel, collect, launch, logs, retry, run, status
+from jali.cli.experiment import launch, results, run
 from jali.cli.old_names import OldNames
 
 app = typer.Typer(
@@ -20,15 +18,23 @@ def experiment() -> None:
     """Speed and quality experiments, one or a sweep of them, on this machine or on Slurm."""
 
 
-def examples(lines: Sequence[str]) -> str:
-    """The end of a help text; blank lines keep the examples on lines of their own."""
-    return "\n\n".join(["Examples:", *lines])
-
-
-app.command("run", cls=OldNames, epilog=examples(run.EXAMPLES))(run.run)
-app.command("launch", epilog=examples(launch.EXAMPLES))(launch.launch)
-app.command("status", epilog=examples(status.EXAMPLES))(status.status)
-app.command("logs", epilog=examples(logs.EXAMPLES))(logs.show_logs)
-app.command("cancel", epilog=examples(cancel.EXAMPLES))(cancel.cancel)
-app.command("retry", epilog=examples(retry.EXAMPLES))(retry.retry)
-app.command("collect", epilog=examples(collect.EXAMPLES))(collect.collect)
+EXAMPLES = {
+    run.run: run.EXAMPLES,
+    launch.launch: (
+        "launch experiments/sweeps/quick.yaml --on local --max-parallel 2",
+        "launch experiments/sweeps/paper.yaml --on slurm --dry-run",
+        "launch mine.yaml --on slurm --partition gpu --time 12:00:00 --wait",
+    ),
+    results.status: ("status", "status quick --watch 5"),
+    results.logs: ("logs first", "logs a --lines 5"),
+    launch.cancel: ("cancel quick",),
+    launch.retry: ("retry quick", "retry a b --on local"),
+    results.collect: ("collect quick", "collect a b --output tables"),
+}
+for command, lines in EXAMPLES.items():
+    calls = [line if "jali" in line else f"jali experiment {line}" for line in lines]
+    # Blank lines keep the examples on lines of their own.
+    epilog = "\n\n".join(["Examples:", *calls])
+    app.command(command.__name__, cls=OldNames if command is run.run else None, epilog=epilog)(
+        command
+    )

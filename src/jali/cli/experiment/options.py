@@ -1,36 +1,116 @@
-"""Options that several of the commands take, and the panels of their help."""
+"""What the commands share: options, and how they end."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from jali.cli.options import PLACE
+from jali.cli.exits import INTERRUPTED, fail, job_errors, refuse
+from jali.cli.options import PLACE, Json
 
 JOB = "Each job"
-RESULTS, LOGS = Path("results"), Path("experiments/logs")
-
-ResultsFolder = Annotated[Path, typer.Option(help="Folder of all results.", rich_help_panel=PLACE)]
-# Not --logs: torchrun takes that for an option of its own, cut short.
-Logs = Annotated[
-    Path, typer.Option("--logs-dir", help="Folder of all logs.", rich_help_panel=PLACE)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 NamedTags = Annotated[list[str], typer.Argument(help="Tags of experiments, or names of sweeps.")]
 AnyTags = Annotated[
     list[str] | None,
     typer.Argument(help="Tags of experiments, or names of sweeps.", show_default=False),
 ]
-Track = Annotated[
-    str | None,
-    typer.Option(help="Rows also go to trackio or wandb.", rich_help_panel=PLACE),
-]
+MaxParallel = Annotated[int | None, typer.Option(min=1, help="Jobs at a time.", show_default=False)]
+# Not --logs: torchrun takes that for an option of its own, cut short.
+FOLDERS = {"results": Path("results"), "logs_dir": Path("experiments/logs")}
 
 
-def check_track(track: str | None) -> None:
+def _check_track(track: str | None) -> str | None:
     if track is not None:
         from jali.experiments.track import check_tracker
 
-        check_tracker(track)
+        with end_in_words():
+            check_tracker(track)
+    return track
+
+
+def _check_on(on: str | None) -> str | None:
+    if on not in (None, "local", "slurm"):
+        refuse(f"--on is local or slurm, got {on!r}")
+    return on
+
+
+On = Annotated[str, typer.Option(help="local or slurm.", callback=_check_on)]
+OnAgain = Annotated[
+    str | None,
+    typer.Option(
+        help="local or slurm. [default: as before]", show_default=False, callback=_check_on
+    ),
+]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        help="Rows also go to trackio or wandb.", rich_help_panel=PLACE, callback=_check_track
+    ),
+]
+
+
+def with_results(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --results, --logs-dir and --json, and hand it `results` and `as_json`.
+
+    Whatever it raises ends it in one sentence.
+    """
+    names = command.__globals__ | {"Results": Path}  # which a command imports late
+    hints = get_type_hints(command, names, None, include_extras=True)
+    signature = inspect.signature(command)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [
+        p.replace(annotation=hints[p.name], kind=keyword)
+        for p in signature.parameters.values()
+        if p.name not in ("results", "as_json")
+    ]
+    folders = [
+        inspect.Parameter(
+            name,
+            keyword,
+            default=default,
+            annotation=Annotated[
+                Path,
+                typer.Option(
+                    help=f"Folder of all {name.partition('_')[0]}.", rich_help_panel=PLACE
+                ),
+            ],
+        )
+        for name, default in FOLDERS.items()
+    ]
+    as_json = inspect.Parameter("as_json", keyword, default=False, annotation=Json)
+
+    @functools.wraps(command)
+    def run(*, results: Path, logs_dir: Path, **given: Any) -> None:
+        from jali.experiments.results import Results
+
+        with end_in_words():
+            command(results=Results(results, logs_dir), **given)
+
+    run.__signature__ = inspect.Signature([*own, *folders, as_json])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *folders, as_json)}
+    return run
+
+
+@contextmanager
+def end_in_words() -> Iterator[None]:
+    """One sentence each: 2 for what was asked, 1 for what went wrong, 130 for Ctrl-C."""
+    from jali.experiments.job import Stopped, sentence
+    from jali.files import UnreadableError
+
+    try:
+        with job_errors():
+            try:
+                yield
+            except FileNotFoundError as error:  # what was named is not there
+                refuse(sentence(error))
+            except (UnreadableError, OSError) as error:
+                fail(sentence(error))
+    except Stopped as error:
+        typer.echo(f"jali: {error}", err=True)
+        raise typer.Exit(INTERRUPTED) from None

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jali.cli.experiment.tables import status_table
+from jali.cli.experiment.table import open_console, status_table
 
 if TYPE_CHECKING:
     from jali.experiments.status import Status
 
 
 @contextmanager
-def heard(*, quiet: bool) -> Iterator[None]:
+def print_log(*, quiet: bool) -> Iterator[None]:
     """What jali logs, on stderr. Only what matters where something else is on the screen."""
     log = logging.getLogger("jali")
     handler = logging.StreamHandler(sys.stderr)
@@ -32,41 +32,39 @@ def heard(*, quiet: bool) -> Iterator[None]:
 
 
 @contextmanager
-def bar(*, quiet: bool) -> Iterator[Callable[[str, int, int, str], None] | None]:
+def show_bars(*, quiet: bool) -> Iterator[Callable[[str, int, int, str], None] | None]:
     """A bar for each stage, on a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from jali.experiments.team import speaks
+    from jali.experiments.job import is_first_rank
 
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal or not speaks():
+    console = open_console(stderr=True)
+    if quiet or not console.is_terminal or not is_first_rank():
         yield None
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console) as bars:
         tasks: dict[str, Any] = {}
 
-        def told(stage: str, done: int, total: int, what: str) -> None:
+        def on_progress(stage: str, done: int, total: int, what: str) -> None:
             if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total, what=what)
-            bar.update(tasks[stage], completed=done, total=total, what=what)
+                tasks[stage] = bars.add_task(stage, total=total, what=what)
+            bars.update(tasks[stage], completed=done, total=total, what=what)
 
-        yield told
+        yield on_progress
 
 
 @contextmanager
-def live(*, quiet: bool = False) -> Iterator[Callable[[Sequence[Status]], None] | None]:
+def show_live(*, quiet: bool = False) -> Iterator[Callable[[Sequence[Status]], None] | None]:
     """The table, drawn in place on a terminal."""
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     if quiet or not console.is_terminal:
-        yield (lambda rows: None) if not quiet else None  # noqa: ARG005
+        yield None if quiet else lambda rows: None  # noqa: ARG005
         return
     with Live(console=console, transient=True, auto_refresh=False) as live:
-        yield lambda rows: live.update(status_table(rows), refresh=True)
+        yield lambda rows: live.update(status_table(rows, console), refresh=True)

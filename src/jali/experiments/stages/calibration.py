@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from jali.experiments.experiment import Experiment
 from jali.experiments.results import Results
-from jali.experiments.stage import Context, why_again
-from jali.experiments.stages.variant import (
+from jali.experiments.stage import StageContext, why_again
+from jali.experiments.stages.run import (
     BOOK,
     calibration_prompts,
-    decides,
-    pinned,
-    pipeline,
+    load_pipeline,
+    pin_threads,
+    pixel_inputs,
 )
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class Calibration:
 
     name: str = "calibrate"
 
-    def needed(self, experiment: Experiment) -> str:
-        if experiment.masks is not None:
-            return f"the book {experiment.masks} is given"
+    def needless(self, experiment: Experiment) -> str:
+        if experiment.settings.masks is not None:
+            return f"the book {experiment.settings.masks} is given"
         if not experiment.calibrate:
             return "calibration is left out"
         if not experiment.wants_book:
@@ -39,18 +39,18 @@ class Calibration:
         return ""
 
     def weight(self, experiment: Experiment) -> float:
-        return experiment.calibration_prompts * (experiment.steps or 1)
+        return experiment.calibration_prompts * (experiment.settings.steps or 1)
 
     def inputs(self, experiment: Experiment, folder: Path) -> Mapping[str, Any]:  # noqa: ARG002
-        return decides(experiment) | {
+        return pixel_inputs(experiment) | {
             "prompts": list(calibration_prompts(experiment)),
-            "budget": experiment.budget,
+            "budget": experiment.settings.budget,
         }
 
-    def run(self, context: Context) -> Sequence[Path]:
+    def run(self, context: StageContext) -> Sequence[Path]:
         from jali.maskbook.calibration import calibrate
 
-        e, book = context.experiment, context.folder / BOOK
+        experiment, book = context.experiment, context.folder / BOOK
         if not context.resuming:
             book.unlink(missing_ok=True)
             shutil.rmtree(book.with_name(f"{BOOK}.partial"), ignore_errors=True)
@@ -60,14 +60,14 @@ class Calibration:
             done = at.prompts * at.steps if at.writing else at.prompt * at.steps + at.step
             context.progress(done, at.prompts * at.steps, what)
 
-        with pinned(e):
-            made = calibrate(
-                pipeline(context), calibration_prompts(e), book, model=e.model, steps=e.steps,
-                seed=e.seed, budgets=(0.5 if e.budget is None else e.budget,), resume=True,
-                progress=progress, height=e.height, width=e.width, num_frames=e.num_frames,
-                guidance=e.guidance,
-            )  # fmt: skip
-            made.close()
+        s = experiment.settings
+        with pin_threads(experiment):
+            calibrate(
+                load_pipeline(context), calibration_prompts(experiment), book, model=s.model,
+                steps=s.steps, seed=s.seed, budgets=(0.5 if s.budget is None else s.budget,),
+                resume=True, progress=progress, height=s.height, width=s.width,
+                num_frames=s.num_frames, guidance=s.guidance,
+            ).close()  # fmt: skip
         return [book]
 
 
@@ -79,4 +79,4 @@ def with_own_book(experiment: Experiment, results: Results) -> Experiment:
     as_before = replace(experiment, calibrate=True)
     if as_before.wants_book and not why_again(Calibration(), as_before, results):
         return as_before  # complete and unchanged, so it is skipped by itself
-    return replace(experiment, masks=str(own))
+    return replace(experiment, settings=replace(experiment.settings, masks=str(own)))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jali.experiments.experiment import Experiment
-from jali.experiments.stage import Context
-from jali.experiments.stages.sharing import borrow
-from jali.experiments.stages.variant import (
-    DENSE,
-    attention_of,
-    book_digest,
-    decides,
-    pinned,
-    pipeline,
+from jali.experiments.experiment import DENSE, Experiment
+from jali.experiments.results import Results
+from jali.experiments.stage import StageContext, damage, read_record
+from jali.experiments.stages.run import (
+    NamedStage,
+    load_pipeline,
+    pin_threads,
     prompts_of,
     settings_of,
+    variant_inputs,
 )
-from jali.experiments.storage import write_json
+from jali.files import write_json
 
 if TYPE_CHECKING:
     from jali.generation import RunFolder, Settings, Tick
@@ -32,7 +33,7 @@ KIND, CLIPS = "jali-quality", "clips"
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class Quality(NamedStage):
     """Clip by clip, so that whatever ends it costs one clip at most.
 
     `quality.json` holds nothing of the machine: the same clips give the same file.
@@ -40,63 +41,57 @@ class Quality:
 
     name: str = "quality"
 
-    def needed(self, experiment: Experiment) -> str:  # noqa: ARG002
-        return ""
-
     def weight(self, experiment: Experiment) -> float:
         count = len(experiment.prompts) if experiment.prompts else experiment.num_prompts
-        return count * (1 + len(experiment.variants)) * (experiment.steps or 1)
+        return count * (1 + len(experiment.variants)) * (experiment.settings.steps or 1)
 
     def inputs(self, experiment: Experiment, folder: Path) -> Mapping[str, Any]:
-        return decides(experiment) | attention_of(experiment) | {
+        return variant_inputs(experiment, folder) | {
             "prompts": list(prompts_of(experiment)),
             "metrics": None if experiment.metrics is None else list(experiment.metrics),
-            "book": book_digest(experiment, folder),
-        }  # fmt: skip
+        }
 
-    def run(self, context: Context) -> Sequence[Path]:
-        e = context.experiment
-        with pinned(e):
-            galleries = _galleries(context)
-            path = context.folder / "quality.json"
+    def run(self, context: StageContext) -> Sequence[Path]:
+        e, path = context.experiment, context.folder / "quality.json"
+        with pin_threads(e):
+            runs = _make_clips(context)
             if context.writes:
-                rows = [_row(context, galleries, variant) for variant in e.variants]
+                rows = [_judge(e, runs[DENSE], runs[variant]) for variant in e.variants]
+                for row, variant in zip(rows, e.variants, strict=True):
+                    row["variant"] = variant
                 facts = {
-                    "kind": KIND, "version": 1, "tag": e.tag, "model": e.model, "steps": e.steps,
-                    "seed": e.seed, "prompts": list(prompts_of(e)), "rows": rows,
+                    "kind": KIND, "version": 1, "tag": e.tag, "model": e.settings.model,
+                    "steps": e.settings.steps, "seed": e.settings.seed,
+                    "prompts": list(prompts_of(e)), "rows": rows,
                 }  # fmt: skip
                 write_json(path, facts)
-        clips = context.folder / CLIPS
-        names = {DENSE, *e.variants}
-        made = [p for p in sorted(clips.glob("*/*")) if p.is_file() and p.parent.name in names]
-        return [path, *(p for p in made if not p.name.startswith("."))]
+        made = [p for variant in runs for p in (context.folder / CLIPS / variant).iterdir()]
+        return [path, *(p for p in made if p.is_file() and not p.name.startswith("."))]
 
 
-def _galleries(context: Context) -> dict[str, RunFolder]:
+def _make_clips(context: StageContext) -> dict[str, RunFolder]:
     """The run folder of dense and of every variant, complete."""
     from jali.generation import produce
 
     e, prompts = context.experiment, prompts_of(context.experiment)
-    names = (DENSE, *e.variants)
-    pipe, found = pipeline(context), {}
-    for number, variant in enumerate(names):
+    variants = (DENSE, *e.variants)
+    pipe, found = load_pipeline(context), {}
+    for number, variant in enumerate(variants):
         folder = context.folder / CLIPS / variant
         settings = settings_of(e, variant, context.folder)
         if context.writes:
             resolved = settings.resolve(pipe)
             _clear_others(folder, resolved, prompts)
             if variant == DENSE:
-                lender = borrow(folder, resolved, prompts, context.folder.parent)
-                if lender is not None:
-                    log.info("the dense clips are those of %s", lender)
+                _copy_dense(folder, resolved, prompts, context.folder.parent)
 
-        def told(tick: Tick, number: int = number, variant: str = variant) -> None:
+        def progress(tick: Tick, number: int = number, variant: str = variant) -> None:
             clips = number * tick.clips + tick.clip
             what = f"{variant}, clip {tick.clip + 1} of {tick.clips}"
-            total = len(names) * tick.clips * tick.steps
+            total = len(variants) * tick.clips * tick.steps
             context.progress(clips * tick.steps + tick.step, total, what)
 
-        found[variant] = produce(pipe, prompts, settings, folder, told)
+        found[variant] = produce(pipe, prompts, settings, folder, progress)
     return found
 
 
@@ -112,21 +107,70 @@ def _clear_others(folder: Path, settings: Settings, prompts: Sequence[str]) -> N
         shutil.rmtree(folder)
 
 
-def _row(context: Context, galleries: Mapping[str, RunFolder], variant: str) -> dict[str, Any]:
+def _copy_dense(folder: Path, settings: Settings, prompts: Sequence[str], root: Path) -> None:
+    """Fill an empty folder of dense clips with those of another experiment: they are the same for
+    every method and budget.
+
+    Only of one whose stage is complete, to the byte, and was done on the same kind of machine with
+    the same versions: the clips are then what this experiment would make itself.
+    """
+    if folder.exists():
+        return
+    results, name = Results(root, root), f"{CLIPS}/{DENSE}"
+    for tag in results.tags():
+        with contextlib.suppress(OSError, ValueError):
+            outputs = read_record(results, tag, "quality")[1]
+            files, source = (
+                [n for n in outputs if Path(n).parent == Path(name)],
+                results.folder(tag),
+            )
+            if not _same_run(source / name, settings, prompts):
+                continue
+            if any(damage(source, file, outputs) for file in files):
+                continue
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            waiting = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".borrowed-"))
+            try:
+                for file in files:
+                    shutil.copyfile(source / file, waiting / Path(file).name)
+                os.chmod(waiting, 0o755)
+                os.rename(waiting, folder)
+            finally:
+                shutil.rmtree(waiting, ignore_errors=True)
+            log.info("the dense clips are those of %s", tag)
+            return
+
+
+def _same_run(folder: Path, settings: Settings, prompts: Sequence[str]) -> bool:
+    from jali import __version__
+    from jali.generation import read_run
+    from jali.generation.machine import machine, versions
+
+    found = read_run(folder)
+    return (
+        found.complete
+        and found.settings.digest == settings.digest
+        and [clip.prompt for clip in found.clips] == list(prompts)
+        and found.machine == machine(str(settings.device))
+        and found.versions == versions()
+        and found.jali == __version__
+    )
+
+
+def _judge(experiment: Experiment, dense: RunFolder, sparse: RunFolder) -> dict[str, Any]:
     from jali.evaluation.quality.evaluation import evaluate
     from jali.evaluation.quality.result import write_evaluation
 
-    e, gallery = context.experiment, galleries[variant]
-    device = str(gallery.settings.device)
-    found = evaluate(galleries[DENSE].folder, gallery.folder, e.metrics, device=device)
-    write_evaluation(found, gallery.folder / "metrics.json")
+    found = evaluate(
+        dense.folder, sparse.folder, experiment.metrics, device=str(sparse.settings.device)
+    )
+    write_evaluation(found, sparse.folder / "metrics.json")
     facts = found.to_dict()
-    sparse = [clip.sparse_cost for clip in gallery.clips if clip.sparse_cost is not None]
+    costs = [clip.sparse_cost for clip in sparse.clips if clip.sparse_cost is not None]
     return {
-        "variant": variant,
-        "budget": gallery.settings.budget,
-        "cost": _mean([clip.cost for clip in gallery.clips]),
-        "sparse_cost": _mean(sparse) if sparse else None,
+        "budget": sparse.settings.budget,
+        "cost": _mean([clip.cost for clip in sparse.clips]),
+        "sparse_cost": _mean(costs) if costs else None,
         "faults": {
             name: sum(pair["checks"][name] for pair in facts["pairs"])
             for name in ("black", "frozen", "nan")

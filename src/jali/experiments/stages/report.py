@@ -7,38 +7,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jali.experiments.experiment import Experiment
-from jali.experiments.stage import Context
+from jali.experiments.experiment import DENSE, Experiment
+from jali.experiments.stage import StageContext
 from jali.experiments.stages.quality import CLIPS
-from jali.experiments.stages.variant import DENSE
-from jali.experiments.storage import file_digest
-
-PAGE = "report.html"
+from jali.experiments.stages.run import NamedStage
+from jali.files import file_digest
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedStage):
     """Writes `report.html`."""
 
     name: str = "report"
-
-    def needed(self, experiment: Experiment) -> str:  # noqa: ARG002
-        return ""
 
     def weight(self, experiment: Experiment) -> float:  # noqa: ARG002
         return 1.0
 
     def inputs(self, experiment: Experiment, folder: Path) -> Mapping[str, Any]:
-        read = [
-            *(folder / CLIPS / name / "manifest.json" for name in (DENSE, *experiment.variants)),
-            *(folder / CLIPS / name / "metrics.json" for name in experiment.variants),
-        ]
-        return {str(p.relative_to(folder)): file_digest(p) if p.exists() else None for p in read}
+        manifests = [f"{CLIPS}/{name}/manifest.json" for name in (DENSE, *experiment.variants)]
+        metrics = [f"{CLIPS}/{name}/metrics.json" for name in experiment.variants]
+        return {
+            name: file_digest(folder / name) if (folder / name).exists() else None
+            for name in (*manifests, *metrics)
+        }
 
-    def run(self, context: Context) -> Sequence[Path]:
+    def run(self, context: StageContext) -> Sequence[Path]:
         from jali.evaluation.report import compare_page, write_page
 
-        page = context.folder / PAGE
+        page = context.folder / "report.html"
         if context.writes:
             names = (DENSE, *context.experiment.variants)
             context.progress(0, 1, "drawing the page")

@@ -1,56 +1,52 @@
-"""An experiment in the words of the library: settings of its runs, prompts, pipeline, book."""
+"""The runs of an experiment: their settings, prompts, pipeline and book."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jali.experiments.experiment import CACHED, Experiment
-from jali.experiments.storage import file_digest
+from jali.experiments.experiment import CACHED, DENSE, Experiment
+from jali.files import file_digest
 
 if TYPE_CHECKING:
-    from jali.experiments.stage import Context
+    from jali.experiments.stage import StageContext
     from jali.generation import Settings
 
-DENSE = "dense"
 BOOK = "masks.safetensors"
+PIXELS = (
+    "model", "path", "height", "width", "num_frames", "steps", "guidance", "seed", "backend",
+    "cpu_offload", "context_parallel", "tensor_parallel", "device", "dtype", "threads",
+)  # fmt: skip
+ATTENTION = ("method", "preset", "budget", "warmup_frac", "dense_first_layer")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedStage:
+    """What most stages have in common: there is always something to do."""
+
+    name: str
+
+    def needless(self, experiment: Experiment) -> str:  # noqa: ARG002
+        return ""
 
 
 def settings_of(experiment: Experiment, variant: str, folder: Path) -> Settings:
     """How the clips of one variant are made."""
-    from jali.generation import Settings
-
-    e = experiment
-    base = Settings(
-        model=e.model, path=e.path, backend=e.backend, steps=e.steps, guidance=e.guidance,
-        seed=e.seed, height=e.height, width=e.width, num_frames=e.num_frames, device=e.device,
-        dtype=e.dtype, cpu_offload=e.cpu_offload, context_parallel=e.context_parallel,
-        tensor_parallel=e.tensor_parallel,
-    )  # fmt: skip
     if variant == DENSE:
-        return replace(base, method=DENSE)
-    asked = replace(
-        base, budget=e.budget, warmup_frac=e.warmup_frac, dense_first_layer=e.dense_first_layer
-    )
+        return experiment.dense_settings
     if variant == CACHED:
-        return replace(asked, masks=str(book_of(e, folder)))
-    if e.preset is not None:
-        return replace(asked, preset=e.preset)
-    return replace(asked, method=e.method)
+        book = str(book_of(experiment, folder))
+        return replace(experiment.settings, method=None, preset=None, masks=book)
+    return replace(experiment.settings, masks=None)
 
 
 def book_of(experiment: Experiment, folder: Path) -> Path:
     """The book that `cached` replays: given, or made by the calibrate stage."""
-    return Path(experiment.masks) if experiment.masks is not None else folder / BOOK
-
-
-def book_digest(experiment: Experiment, folder: Path) -> str | None:
-    """Of the book an experiment depends on; None where it has none, or not yet."""
-    path = book_of(experiment, folder)
-    return file_digest(path) if experiment.has_book and path.is_file() else None
+    given = experiment.settings.masks
+    return folder / BOOK if given is None else Path(given)
 
 
 def prompts_of(experiment: Experiment) -> tuple[str, ...]:
@@ -61,7 +57,7 @@ def prompts_of(experiment: Experiment) -> tuple[str, ...]:
     if len(known) < experiment.num_prompts:
         raise ValueError(
             f"{experiment.num_prompts} prompts are asked for, and {len(known)} are shipped for "
-            f"{experiment.model}; give a file of your own"
+            f"{experiment.settings.model}; give a file of your own"
         )
     return known[: experiment.num_prompts]
 
@@ -81,33 +77,31 @@ def calibration_prompts(experiment: Experiment) -> tuple[str, ...]:
 def _shipped(experiment: Experiment) -> tuple[str, ...]:
     from jali.generation.prompts import default_prompts
 
-    return default_prompts(experiment.model)
+    return default_prompts(experiment.settings.model)
 
 
-def decides(experiment: Experiment) -> dict[str, Any]:
+def pixel_inputs(experiment: Experiment) -> dict[str, Any]:
     """What decides every pixel but the method, as plain values."""
-    names = (
-        "model", "path", "height", "width", "num_frames", "steps", "guidance", "seed", "backend",
-        "cpu_offload", "context_parallel", "tensor_parallel", "device", "dtype", "threads",
-    )  # fmt: skip
-    return {name: getattr(experiment, name) for name in names}
+    flat = experiment.to_dict()
+    return {name: flat[name] for name in PIXELS}
 
 
-def attention_of(experiment: Experiment) -> dict[str, Any]:
-    """The rest: what is asked of attention."""
-    names = ("method", "preset", "budget", "warmup_frac", "dense_first_layer")
-    return {name: getattr(experiment, name) for name in names} | {
-        "variants": list(experiment.variants)
-    }
+def variant_inputs(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """What decides the clips of every variant: what is asked of attention, and the book's bytes."""
+    flat, book = experiment.to_dict(), book_of(experiment, folder)
+    return pixel_inputs(experiment) | {name: flat[name] for name in ATTENTION} | {
+        "variants": list(experiment.variants),
+        "book": file_digest(book) if experiment.has_book and book.is_file() else None,
+    }  # fmt: skip
 
 
-def pipeline(context: Context) -> Any:
+def load_pipeline(context: StageContext) -> Any:
     """The model, loaded once for all stages of a run."""
     if "pipe" not in context.shared:
         from jali.generation.produce import check_sizes, load
         from jali.generation.ranks import share_pipeline
 
-        settings = settings_of(context.experiment, DENSE, context.folder).resolve()
+        settings = context.experiment.dense_settings.resolve()
         pipe = load(settings)
         share_pipeline(pipe, settings)
         check_sizes(pipe, settings)
@@ -116,7 +110,7 @@ def pipeline(context: Context) -> Any:
 
 
 @contextlib.contextmanager
-def pinned(experiment: Experiment) -> Iterator[None]:
+def pin_threads(experiment: Experiment) -> Iterator[None]:
     """The number of threads decides the order of sums on a CPU, and with it the last digits."""
     import torch
 
