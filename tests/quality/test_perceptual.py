@@ -92,7 +92,7 @@ def test_a_checkpoint_of_torchvision_serves_too(
     torch.save(stored, path)
     with pytest.raises(InputError, match="is damaged: its sha256 does not start with"):
         weights.find(net)
-    monkeypatch.setattr(weights, "_sha256", lambda _: path.stem.rsplit("-", 1)[1] + "…")
+    monkeypatch.setattr(weights, "digest", lambda _: path.stem.rsplit("-", 1)[1] + "…")
     found = weights.find(net)
     assert found.keys() == ours.keys()
     assert all(torch.equal(found[name], ours[name]) for name in ours)
@@ -136,7 +136,7 @@ def test_packed_weights_are_the_known_file_and_plain_arrays(
     with pytest.raises(InputError, match="sha256 differs"):
         weights.unpack(evil, "alex")
     # Even a file that passed for the known one cannot name anything but arrays.
-    monkeypatch.setattr(weights, "_sha256", lambda _: weights.KNOWN["alex"].packed_sha256)
+    monkeypatch.setattr(weights, "digest", lambda _: weights.KNOWN["alex"].packed_sha256)
     with pytest.raises(InputError, match="which is not an array"):
         weights.unpack(evil, "alex")
 

@@ -51,8 +51,7 @@ def write_mp4(path: str | Path, frames: Tensor | Iterable[Tensor], fps: float) -
     `frames` is uint8 [F, H, W, 3], or batches of that. An odd side gets its last line twice, since
     4:2:0 has no odd sides.
     """
-    options = {"crf": "16", "preset": "medium"}
-    _write(Path(path), frames, fps, _Recipe("mp4", "libx264", "yuv420p", options, for_people=True))
+    _write(Path(path), frames, fps, _MP4)
 
 
 def write_lossless(path: str | Path, frames: Tensor | Iterable[Tensor], fps: float) -> None:
@@ -60,8 +59,7 @@ def write_lossless(path: str | Path, frames: Tensor | Iterable[Tensor], fps: flo
 
     `frames` is uint8 [F, H, W, 3], or batches of that.
     """
-    options = {"level": "3", "slices": "4", "slicecrc": "1", "g": "1"}
-    _write(Path(path), frames, fps, _Recipe("matroska", "ffv1", "bgr0", options, for_people=False))
+    _write(Path(path), frames, fps, _LOSSLESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,46 +71,52 @@ class _Recipe:
     for_people: bool
 
 
+_MP4 = _Recipe("mp4", "libx264", "yuv420p", {"crf": "16", "preset": "medium"}, for_people=True)
+_LOSSLESS = _Recipe(
+    "matroska", "ffv1", "bgr0",
+    {"level": "3", "slices": "4", "slicecrc": "1", "g": "1"}, for_people=False,
+)  # fmt: skip
+
+
 def _write(path: Path, frames: Tensor | Iterable[Tensor], fps: float, recipe: _Recipe) -> None:
     _check_fps(fps)
+    av = video_library()
     batches = [frames] if isinstance(frames, Tensor) else frames
+    flags = {"movflags": "+faststart"} if recipe.container == "mp4" else {}
     with whole_file(path) as temporary:
-        _encode(temporary, batches, fps, recipe, path)
+        try:
+            target = f"file:{temporary}"
+            with av.open(target, "w", format=recipe.container, options=flags) as container:
+                _encode(container, batches, fps, recipe, path)
+        except av.error.FFmpegError as error:  # the system's own errors are named by whole_file
+            raise WriteError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _encode(
-    temporary: Path, batches: Iterable[Tensor], fps: float, recipe: _Recipe, path: Path
+    container: Any, batches: Iterable[Tensor], fps: float, recipe: _Recipe, path: Path
 ) -> None:
     av = video_library()
-    rate = Fraction(fps).limit_denominator(1001)
-    flags = {"movflags": "+faststart"} if recipe.container == "mp4" else {}
-    try:
-        with av.open(f"file:{temporary}", "w", format=recipe.container, options=flags) as out:
-            stream: Any = None
-            for batch in batches:
-                _check_frames(batch)
-                batch = _even(batch) if recipe.for_people else batch
-                if stream is None:
-                    stream = out.add_stream(recipe.codec, rate, options=recipe.options)
-                    stream.height, stream.width = batch.shape[1:3]
-                    stream.pix_fmt = recipe.pixels
-                    if recipe.for_people:
-                        _tag_bt709(stream.codec_context)
-                if (stream.height, stream.width) != tuple(batch.shape[1:3]):
-                    raise InputError(f"frames of {path} differ in size")
-                for image in batch.cpu().numpy():
-                    frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-                    if recipe.for_people:
-                        frame = frame.reformat(format=recipe.pixels, dst_colorspace=_BT709)
-                    out.mux(stream.encode(frame))
-            if stream is None:
-                raise InputError(f"there are no frames to write to {path}")
-            out.mux(stream.encode(None))
-    except WriteError:
-        raise
-    except (av.error.FFmpegError, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise WriteError(f"{path} cannot be written: {reason}") from None
+    stream: Any = None
+    for batch in batches:
+        _check_frames(batch)
+        batch = _even(batch) if recipe.for_people else batch
+        if stream is None:
+            rate = Fraction(fps).limit_denominator(1001)
+            stream = container.add_stream(recipe.codec, rate, options=recipe.options)
+            stream.height, stream.width = batch.shape[1:3]
+            stream.pix_fmt = recipe.pixels
+            if recipe.for_people:
+                _tag_bt709(stream.codec_context)
+        if (stream.height, stream.width) != tuple(batch.shape[1:3]):
+            raise InputError(f"frames of {path} differ in size")
+        for image in batch.cpu().numpy():
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            if recipe.for_people:
+                frame = frame.reformat(format=recipe.pixels, dst_colorspace=_BT709)
+            container.mux(stream.encode(frame))
+    if stream is None:
+        raise InputError(f"there are no frames to write to {path}")
+    container.mux(stream.encode(None))
 
 
 def _tag_bt709(context: Any) -> None:

@@ -98,12 +98,23 @@ def video_library() -> ModuleType:
     return av
 
 
+@contextlib.contextmanager
+def _decoding(path: Path, what: str) -> Iterator[ModuleType]:
+    """PyAV; what it and the system object to is one sentence."""
+    av = video_library()
+    try:
+        yield av
+    except (av.error.FFmpegError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be read as {what}: {reason}") from None
+
+
 class VideoSource(Source):
     """A video file, decoded to RGB by PyAV. Anything the decoder objects to is an error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._opened() as (container, stream):
+        with self._open() as (container, stream):
             context = stream.codec_context
             self.height, self.width = context.height, context.width
             self.frames = stream.frames or None
@@ -119,25 +130,23 @@ class VideoSource(Source):
                 raise InputError(f"{path} is damaged: its video has no size")
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[tuple[Any, Any]]:
-        av = video_library()
-        try:
-            # "file:" keeps a colon in a name from being read as the name of a protocol.
-            with av.open(f"file:{self.path}") as container:
-                if not container.streams.video:
-                    raise InputError(f"{self.path} holds no video")
-                stream = container.streams.video[0]
-                stream.codec_context.options = {"err_detect": "explode"}
-                yield container, stream
-        except (av.error.FFmpegError, OSError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{self.path} cannot be read as a video: {reason}") from None
+    def _open(self) -> Iterator[tuple[Any, Any]]:
+        # "file:" keeps a colon in a name from being read as the name of a protocol.
+        with (
+            _decoding(self.path, "a video") as av,
+            av.open(f"file:{self.path}") as container,
+        ):
+            if not container.streams.video:
+                raise InputError(f"{self.path} holds no video")
+            stream = container.streams.video[0]
+            stream.codec_context.options = {"err_detect": "explode"}
+            yield container, stream
 
     def batches(self, size: int) -> Iterator[Batch]:
         gathered: list[Tensor] = []
         count, end = 0, 0.0
-        with self._opened() as (container, stream):
-            for frame in self._decoded(container, stream):
+        with self._open() as (container, stream):
+            for frame in self._decode(container, stream):
                 if (frame.height, frame.width) != (self.height, self.width):
                     raise InputError(
                         f"{self.path} changes its size at frame {count}: {frame.width}×"
@@ -150,20 +159,20 @@ class VideoSource(Source):
                 if frame.time is not None:
                     end = frame.time + float((frame.duration or 0) * (frame.time_base or 0))
                 if len(gathered) == size:
-                    yield _whole(torch.stack(gathered))
+                    yield _finite(gathered)
                     gathered = []
-        self._ends_where_it_should(count, end)
+        self._check_end(count, end)
         if gathered:
-            yield _whole(torch.stack(gathered))
+            yield _finite(gathered)
 
-    def _decoded(self, container: Any, stream: Any) -> Iterator[Any]:
+    def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
         checked = stream.codec_context.name == "ffv1"
         for packet in container.demux(stream):
             if checked and packet.size and damaged(bytes(packet)):
                 raise InputError(f"{self.path} is damaged: a checksum in it is wrong")
             yield from packet.decode()
 
-    def _ends_where_it_should(self, count: int, end: float) -> None:
+    def _check_end(self, count: int, end: float) -> None:
         """A file that was cut short decodes without a complaint, up to the cut."""
         if not count:
             raise InputError(f"{self.path} holds no frames")
@@ -192,14 +201,13 @@ class ImageSource(Source):
         self.lossy = any(p.suffix.lower() in (".jpg", ".jpeg", ".webp") for p in self._files)
 
     def _read(self, file: Path) -> Tensor:
-        av = video_library()
-        try:
-            # An opened file, since in a file's name "%d" would stand for a sequence of images.
-            with file.open("rb") as opened, av.open(opened) as container:
-                frame = next(container.decode(video=0), None)
-        except (av.error.FFmpegError, OSError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{file} cannot be read as an image: {reason}") from None
+        # An opened file, since in a file's name "%d" would stand for a sequence of images.
+        with (
+            _decoding(file, "an image") as av,
+            file.open("rb") as opened,
+            av.open(opened) as container,
+        ):
+            frame = next(container.decode(video=0), None)
         if frame is None:
             raise InputError(f"{file} cannot be read as an image")
         return torch.from_numpy(frame.to_ndarray(format="rgb24"))
@@ -215,7 +223,7 @@ class ImageSource(Source):
                         f"are {self.width}×{self.height}"
                     )
                 frames.append(frame)
-            yield _whole(torch.stack(frames))
+            yield _finite(frames)
 
 
 class TensorSource(Source):
@@ -229,22 +237,20 @@ class TensorSource(Source):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fps, shape, self._take = _open_tensor(path)
-        self._axes, self._lead = _axes_of(shape, path)
-        self.frames, self.height, self.width = (shape[axis] for axis in self._axes[:3])
+        self._axes, self._lead = _find_axes(shape, path), len(shape) - 4
+        self.frames, self.height, self.width = (shape[self._lead + a] for a in self._axes[:3])
         if not self.frames:
             raise InputError(f"{path} holds no frames")
 
     def batches(self, size: int) -> Iterator[Batch]:
         for start in range(0, self.frames or 0, size):
-            window = [0] * self._lead + [slice(None)] * 4
-            window[self._axes[0]] = slice(start, start + size)
-            taken = self._take(tuple(window))
-            order = [axis - self._lead for axis in self._axes]
-            yield self._checked(taken.permute(order), start)
+            window: list[Any] = [0] * self._lead + [slice(None)] * 4
+            window[self._lead + self._axes[0]] = slice(start, start + size)
+            yield self._to_batch(self._take(tuple(window)).permute(self._axes), start)
 
-    def _checked(self, frames: Tensor, start: int) -> Batch:
+    def _to_batch(self, frames: Tensor, start: int) -> Batch:
         if frames.dtype == torch.uint8:
-            return _whole(frames.contiguous())
+            return Batch(frames.contiguous(), torch.zeros(len(frames), dtype=torch.bool))
         if not frames.is_floating_point():
             raise InputError(
                 f"{self.path} holds {str(frames.dtype).removeprefix('torch.')}; "
@@ -273,8 +279,8 @@ def to_uint8(frames: Tensor) -> Tensor:
     return frames.float().clamp(0, 1).mul(255).round().to(torch.uint8)
 
 
-def _whole(frames: Tensor) -> Batch:
-    return Batch(frames, torch.zeros(len(frames), dtype=torch.bool))
+def _finite(frames: list[Tensor]) -> Batch:
+    return Batch(torch.stack(frames), torch.zeros(len(frames), dtype=torch.bool))
 
 
 _Take = Callable[[tuple[Any, ...]], Tensor]
@@ -333,26 +339,19 @@ def _key_of(keys: list[str], path: Path) -> str:
     return named[0]
 
 
-def _axes_of(shape: tuple[int, ...], path: Path) -> tuple[tuple[int, int, int, int], int]:
-    """Where frames, height, width and channels are, and how many leading axes to drop."""
-    lead = len(shape) - 4
-    if lead not in (0, 1) or (lead == 1 and shape[0] != 1):
-        raise InputError(f"{path} has shape {list(shape)}; a clip has shape [frames, H, W, 3]")
-    inner = shape[lead:]
-    if inner[3] == 3:
-        axes = (0, 1, 2, 3)
-    elif inner[1] == 3 and inner[0] == 3:
+def _find_axes(shape: tuple[int, ...], path: Path) -> tuple[int, ...]:
+    """Which of the last four axes are frames, height, width and channels."""
+    told = f"{path} has shape {list(shape)}"
+    if len(shape) not in (4, 5) or (len(shape) == 5 and shape[0] != 1):
+        raise InputError(f"{told}; a clip has shape [frames, H, W, 3]")
+    by_channel = {3: (0, 1, 2, 3), 1: (0, 2, 3, 1), 0: (1, 2, 3, 0)}
+    found = [axis for axis in by_channel if shape[-4:][axis] == 3]
+    if not found:
         raise InputError(
-            f"{path} has shape {list(shape)}, whose channels could be either of two axes; "
-            "save it as [frames, H, W, 3]"
+            f"{told} without an axis of three channels; a clip has shape [frames, H, W, 3]"
         )
-    elif inner[1] == 3:
-        axes = (0, 2, 3, 1)
-    elif inner[0] == 3:
-        axes = (1, 2, 3, 0)
-    else:
+    if found == [1, 0]:
         raise InputError(
-            f"{path} has shape {list(shape)} without an axis of three channels; "
-            "a clip has shape [frames, H, W, 3]"
+            f"{told}, whose channels could be either of two axes; save it as [frames, H, W, 3]"
         )
-    return (axes[0] + lead, axes[1] + lead, axes[2] + lead, axes[3] + lead), lead
+    return by_channel[found[0]]

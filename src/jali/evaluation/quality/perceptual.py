@@ -90,14 +90,6 @@ class Perceptual:
         tensors = find(net, folder)
         return cls(NETS[net], {name: value.to(device) for name, value in tensors.items()})
 
-    @property
-    def smallest_side(self) -> int:
-        return self.net.smallest_side
-
-    @property
-    def share(self) -> float:
-        return self.net.share
-
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         # TF32 would show in the fourth digit.
         with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):

