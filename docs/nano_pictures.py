@@ -117,7 +117,7 @@ def _quiet(axis: Axes) -> None:
 
 
 def _row(head: Head) -> dict[str, Any]:
-    reach = [round(r, 3) for r in head.reach]
+    reach = [round(r, 3) for r in head.distance]
     place = {name: asdict(head.site)[name] for name in ("step", "layer")}
     return {
         **place, "head": head.head, "entropy": round(head.entropy, 3), "reach": reach,

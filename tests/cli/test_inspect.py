@@ -1,4 +1,4 @@
-"""`jali inspect`: captured calls are the model's own, and verdicts are what they say."""
+"""`jali inspect`: captured calls are the model's own, and scores are what they say."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("diffusers")
 import tiny
 
 from jali.evaluation.inspection import Capture, capture, judge, ranking
-from jali.evaluation.inspection.judge import _Exact, exact_map, planned, too_dear
+from jali.evaluation.inspection.judge import _ExactAttention, exact_map, planned, too_costly
 from jali.generation import Settings
 from jali.integration.masks import Keys
 from jali.methods import METHODS, make_method
@@ -79,40 +79,38 @@ def test_verdicts_are_what_they_say() -> None:
     weights = (call.q @ call.k.transpose(2, 3) * call.scale).softmax(-1)
     dense = weights @ call.v
     entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1)
-    reach = (entropy.exp().mean(-1) / weights.shape[-1])[0]
-    torch.testing.assert_close(torch.tensor(found.reach), reach, rtol=1e-4, atol=1e-5)
-    assert reach[2] > 0.9 > 0.2 > reach[0]
+    spread = (entropy.exp().mean(-1) / weights.shape[-1])[0]
+    torch.testing.assert_close(torch.tensor(found.spread), spread, rtol=1e-4, atol=1e-5)
+    assert spread[2] > 0.9 > 0.2 > spread[0]
     from jali.attend import attend
 
-    for verdict in found.verdicts:
-        plan = found.plans[verdict.method]
+    for score in found.scores:
+        plan = found.plans[score.method]
         layout, blocks = plan.layout, plan.blocks
         slots = torch.arange(layout.k.tokens) if layout.k.inverse is None else layout.k.inverse
         levels = plan.levels.expand(1, 3, -1, -1)[:, :, slots // blocks.q][..., slots // blocks.k]
-        assert verdict.mass == pytest.approx(
-            float((weights * (levels > 0)).sum(-1).mean()), abs=1e-4
-        )
-        assert verdict.mass_full == pytest.approx(
+        assert score.mass == pytest.approx(float((weights * (levels > 0)).sum(-1).mean()), abs=1e-4)
+        assert score.mass_full == pytest.approx(
             float((weights * (levels == 1)).sum(-1).mean()), abs=1e-4
         )
-        method = make_method(verdict.method).with_budget(verdict.budget)
+        method = make_method(score.method).with_budget(score.budget)
         out = attend(call.q, call.k, call.v, method=method, grid=call.grid, site=call.site).out
         error = float((out - dense).norm() / dense.norm())
-        assert verdict.error == pytest.approx(error, rel=1e-3)
-        assert verdict.cost == pytest.approx(plan.cost)
-        assert len(verdict.heads) == 3
+        assert score.error == pytest.approx(error, rel=1e-3)
+        assert score.cost == pytest.approx(plan.cost)
+        assert len(score.heads) == 3
 
 
 def test_costs_are_equal_or_said_not_to_be() -> None:
     (found,) = judge([call_of()], 0.3)
-    assert {v.method for v in found.verdicts} == set(METHODS) - {"dense"}
-    dear = too_dear([found])
-    for verdict in found.verdicts:
+    assert {v.method for v in found.scores} == set(METHODS) - {"dense"}
+    dear = too_costly([found])
+    for score in found.scores:
         # Eight blocks of keys: a step of cost is an eighth.
-        assert abs(verdict.cost - 0.3) < 0.0626 or verdict.method in dear, verdict
+        assert abs(score.cost - 0.3) < 0.0626 or score.method in dear, score
     order = [name for name, _, _ in ranking([found])]
     assert set(order[len(order) - len(dear) :]) == dear
-    errors = {v.method: v.error for v in found.verdicts}
+    errors = {v.method: v.error for v in found.scores}
     fair = [name for name in order if name not in dear]
     assert [errors[name] for name in fair] == sorted(errors[name] for name in fair)
     assert errors["entropy"] < errors["random"]  # it looks, and that pays
@@ -121,22 +119,24 @@ def test_costs_are_equal_or_said_not_to_be() -> None:
 def test_no_full_blocks_hold_more_than_the_bound() -> None:
     call = call_of()
     (found,) = judge([call], 0.25, ["entropy", "random"], rows=10_000)
-    for verdict in found.verdicts:
-        if verdict.cost <= 0.25 + 1e-6:
-            assert verdict.mass_full <= found.bound + 1e-4
-    everything = _Exact(call, 64).bound(0.999999, 128)
+    for score in found.scores:
+        if score.cost <= 0.25 + 1e-6:
+            assert score.mass_full <= found.bound + 1e-4
+    everything = _ExactAttention(call, 64).bound(0.999999, 128)
     assert everything == pytest.approx(1, abs=1e-3)
 
 
 def test_padding_is_not_attention() -> None:
     call = call_of(text=64, length=(1000,))
-    exact = _Exact(call, 32)
+    exact = _ExactAttention(call, 32)
     assert float(exact.weights(0)[:, 1000:].sum()) == 0
     mask = torch.ones(1, 1088, dtype=torch.bool)
     mask[:, 1000:] = False
-    torch.testing.assert_close(exact.weights(1), _Exact(call_of(text=64, mask=mask), 32).weights(1))
+    torch.testing.assert_close(
+        exact.weights(1), _ExactAttention(call_of(text=64, mask=mask), 32).weights(1)
+    )
     (found,) = judge([call], 0.4, ["entropy", "rf_v2"])
-    assert all(0 < v.error < 1 for v in found.verdicts)
+    assert all(0 < v.error < 1 for v in found.scores)
 
 
 def test_the_map_is_where_a_head_looks() -> None:

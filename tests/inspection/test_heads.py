@@ -23,12 +23,12 @@ def test_made_up_heads_are_what_they_were_made_to_be() -> None:
     assert kinds["diffuse"].entropy > kinds["local"].entropy
 
 
-def test_even_attention_has_entropy_and_reach_one() -> None:
+def test_even_attention_has_entropy_and_distance_one() -> None:
     grid = TokenGrid((Text(5), Box(3, 4, 6)))
     q, k = torch.zeros(1, 2, 77, 8), torch.randn(1, 1, 77, 8)
     for head in heads_of(q, k, grid, HERE, 1.0):
         assert head.entropy == pytest.approx(1, abs=1e-5)
-        assert head.reach == pytest.approx((1, 1, 1), abs=1e-4)
+        assert head.distance == pytest.approx((1, 1, 1), abs=1e-4)
         assert head.kind == "global"
 
 
@@ -37,14 +37,14 @@ def test_a_head_that_sees_itself_only() -> None:
     eye = torch.eye(35)[None, None] * 100
     (head,) = heads_of(eye, eye, grid, HERE, 1.0)
     assert head.entropy == pytest.approx(0, abs=1e-5)
-    assert head.reach == pytest.approx((0, 0, 0), abs=1e-5)
+    assert head.distance == pytest.approx((0, 0, 0), abs=1e-5)
     assert head.kind == "local"
 
 
 def test_an_image_is_near_in_time() -> None:
     q = torch.zeros(1, 1, 30, 4)
     (head,) = heads_of(q, q, TokenGrid((Box(1, 5, 6),)), HERE, 1.0)
-    assert head.reach[0] == 0
+    assert head.distance[0] == 0
     assert head.kind == "frame"
 
 

@@ -14,7 +14,7 @@ from jali.cli.options import MACHINE, SIZES, Json, with_settings
 from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
-    from jali.evaluation.inspection import Judged
+    from jali.evaluation.inspection import JudgedCall
 
 EXAMPLES = (
     "jali inspect --model nano",
@@ -93,7 +93,7 @@ def _numbers(given: str, flag: str) -> list[int] | None:
     return found or None
 
 
-def _facts(found: list[Judged], settings: Settings, prompt: str) -> dict[str, Any]:
+def _facts(found: list[JudgedCall], settings: Settings, prompt: str) -> dict[str, Any]:
     from jali.evaluation.inspection import ranking
     from jali.generation.machine import machine, versions
 
@@ -113,9 +113,9 @@ def _facts(found: list[Judged], settings: Settings, prompt: str) -> dict[str, An
                 "branch": judged.capture.site.branch,
                 "grid": str(judged.capture.grid),
                 "tokens": judged.capture.grid.tokens,
-                "reach": judged.reach,
+                "reach": judged.spread,
                 "bound": judged.bound,
-                "methods": [asdict(verdict) for verdict in judged.verdicts],
+                "methods": [asdict(score) for score in judged.scores],
             }
             for judged in found
         ],
@@ -123,7 +123,7 @@ def _facts(found: list[Judged], settings: Settings, prompt: str) -> dict[str, An
 
 
 def _write(
-    folder: Path, told: dict[str, Any], found: list[Judged], settings: Settings
+    folder: Path, told: dict[str, Any], found: list[JudgedCall], settings: Settings
 ) -> list[str]:
     """The table always; the picture where matplotlib is installed."""
     from jali.generation.manifest import replaced
@@ -143,21 +143,21 @@ def _write(
     return [TABLE, PICTURE]
 
 
-def _show(found: list[Judged], folder: Path, files: list[str]) -> None:
+def _show(found: list[JudgedCall], folder: Path, files: list[str]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     from jali.evaluation.inspection import ranking
-    from jali.evaluation.inspection.judge import CONTROLS, too_dear
+    from jali.evaluation.inspection.judge import CONTROLS, too_costly
 
     console = Console()
-    order, dear = [name for name, _, _ in ranking(found)], too_dear(found)
+    order, dear = [name for name, _, _ in ranking(found)], too_costly(found)
     for judged in found:
-        site, reach = judged.capture.site, sorted(judged.reach)
+        site, spread = judged.capture.site, sorted(judged.spread)
         table = Table(
-            title=f"layer {site.layer}, step {site.step}: heads look at {reach[0]:.0%} to "
-            f"{reach[-1]:.0%} of the keys; no full blocks at cost {judged.cost:g} hold more than "
+            title=f"layer {site.layer}, step {site.step}: heads look at {spread[0]:.0%} to "
+            f"{spread[-1]:.0%} of the keys; no full blocks at cost {judged.cost:g} hold more than "
             f"{judged.bound:.1%}",
             title_justify="left",
             box=box.SIMPLE,
@@ -166,16 +166,16 @@ def _show(found: list[Judged], folder: Path, files: list[str]) -> None:
         table.add_column("", no_wrap=True)
         for heading in ("asked", "cost", "mass", "in full", "error", "worst head"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for verdict in sorted(judged.verdicts, key=lambda own: order.index(own.method)):
+        for score in sorted(judged.scores, key=lambda own: order.index(own.method)):
             table.add_row(
-                verdict.method + (" (costs more)" if verdict.method in dear else ""),
-                f"{verdict.budget:.3f}",
-                f"{verdict.cost:.3f}",
-                f"{verdict.mass:.1%}",
-                f"{verdict.mass_full:.1%}",
-                f"{verdict.error:.1%}",
-                f"{max(error for _, _, error in verdict.heads):.1%}",
-                style="dim" if verdict.method in CONTROLS or verdict.method in dear else "",
+                score.method + (" (costs more)" if score.method in dear else ""),
+                f"{score.budget:.3f}",
+                f"{score.cost:.3f}",
+                f"{score.mass:.1%}",
+                f"{score.mass_full:.1%}",
+                f"{score.error:.1%}",
+                f"{max(error for _, _, error in score.heads):.1%}",
+                style="dim" if score.method in CONTROLS or score.method in dear else "",
             )
         console.print(table)
     console.print(

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from jali.evaluation.inspection.capture import Capture, capture
-from jali.evaluation.inspection.judge import Judged, Verdict, judge, ranking
+from jali.evaluation.inspection.judge import JudgedCall, MethodScore, judge, ranking
 
-__all__ = ["Capture", "Judged", "Verdict", "capture", "judge", "ranking"]
+__all__ = ["Capture", "JudgedCall", "MethodScore", "capture", "judge", "ranking"]

@@ -56,7 +56,7 @@ def capture(
 
     def watch(seen: Seen) -> None:
         site = seen.site
-        wanted = sorted(set(layers)) if layers else spread(site.layers)
+        wanted = sorted(set(layers)) if layers else default_layers(site.layers)
         if wanted[0] < 0 or wanted[-1] >= site.layers:
             raise ValueError(
                 f"this model has the layers 0 to {site.layers - 1}, got "
@@ -88,6 +88,6 @@ def capture(
     return [found[key] for key in sorted(found)]
 
 
-def spread(layers: int) -> list[int]:
+def default_layers(layers: int) -> list[int]:
     """A quarter, half and three quarters of the depth."""
     return sorted({layers // 4, layers // 2, (3 * layers) // 4})

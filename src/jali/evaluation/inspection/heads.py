@@ -16,19 +16,19 @@ NEAR = 0.5  # of the distance that even attention would look
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """One head at one site. `entropy` is 1 where all keys weigh the same; `reach` is the mean
+    """One head at one site. `entropy` is 1 where all keys weigh the same; `distance` is the mean
     distance it looks along frames, height and width, as a share of what even attention looks."""
 
     site: Site
     head: int
     entropy: float
-    reach: tuple[float, float, float]
+    distance: tuple[float, float, float]
 
     @property
     def kind(self) -> str:
         """local (near in everything), temporal (near in the picture, far in time), frame (near in
         time, far in the picture), or global."""
-        in_time, in_picture = self.reach[0] < NEAR, max(self.reach[1:]) < NEAR
+        in_time, in_picture = self.distance[0] < NEAR, max(self.distance[1:]) < NEAR
         if in_picture:
             return "local" if in_time else "temporal"
         return "frame" if in_time else "global"
@@ -51,10 +51,10 @@ def heads_of(q: Tensor, k: Tensor, grid: TokenGrid, site: Site, scale: float) ->
         seen = weight[:, video]
         seen = seen / seen.sum(-1, keepdim=True).clamp_min(1e-30)
         far = (_distances(places[at].float(), where) * seen[..., None]).sum(1).mean(0)
-        reach = [
+        distance = [
             float(f / e) if size > 1 else 0.0 for f, e, size in zip(far, even, box, strict=True)
         ]
-        found.append(Head(site, h, float(entropy), (reach[0], reach[1], reach[2])))
+        found.append(Head(site, h, float(entropy), (distance[0], distance[1], distance[2])))
     return found
 
 

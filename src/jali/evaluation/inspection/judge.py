@@ -22,7 +22,7 @@ SEARCHES, CLOSE, FAR = 8, 0.02, 0.15
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MethodScore:
     """One method on one call. Means over heads and sampled queries.
 
     `mass` is the share of the exact attention that lies in blocks it reads, `mass_full` in those
@@ -41,38 +41,38 @@ class Verdict:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """One call: how far each head looks, and every method's verdict.
+class JudgedCall:
+    """One call: how far each head looks, and every method's score.
 
-    `reach` is the share of keys that a head spreads its attention over: exp(entropy) / keys.
+    `spread` is the share of keys that a head spreads its attention over: exp(entropy) / keys.
     `bound` is the mass that no plan of full blocks in the model's own order can exceed at this
     cost: that of each query's own heaviest blocks.
     """
 
     capture: Capture
     cost: float
-    reach: tuple[float, ...]
+    spread: tuple[float, ...]
     bound: float
-    verdicts: tuple[Verdict, ...]
+    scores: tuple[MethodScore, ...]
     plans: Mapping[str, BlockPlan]
 
 
 def judge(
     captures: Iterable[Capture], cost: float, methods: Sequence[str] = (), rows: int = ROWS
-) -> Iterator[Judged]:
+) -> Iterator[JudgedCall]:
     """Every method (or those named) on every call, each asked for what makes its cost this one."""
     if not 0 < cost < 1:
         raise ValueError(f"cost is a share of dense attention's work above 0 and below 1: {cost}")
     chosen = {name: _method(name) for name in methods or METHODS if name != Dense.name}
     for call in captures:
-        exact = _Exact(call, rows)
-        verdicts, plans = [], {}
+        exact = _ExactAttention(call, rows)
+        scores, plans = [], {}
         for name, method in chosen.items():
-            verdict, plan = _verdict(name, method, call, exact, cost)
-            verdicts.append(verdict)
+            score, plan = _score(name, method, call, exact, cost)
+            scores.append(score)
             plans[name] = plan
         block = next(iter(plans.values())).blocks.k
-        yield Judged(call, cost, exact.reach(), exact.bound(cost, block), tuple(verdicts), plans)
+        yield JudgedCall(call, cost, exact.spread(), exact.bound(cost, block), tuple(scores), plans)
 
 
 def _method(name: str) -> Method:
@@ -81,13 +81,13 @@ def _method(name: str) -> Method:
     return make_method(name)
 
 
-def ranking(judged: Sequence[Judged]) -> list[tuple[str, float, float]]:
+def ranking(judged: Sequence[JudgedCall]) -> list[tuple[str, float, float]]:
     """(method, mean error, mean mass) over all calls, the nearest to dense first; methods that
     cannot be had at this cost come last, however near they are."""
-    dear = too_dear(judged)
+    dear = too_costly(judged)
     found = []
-    for name in [v.method for v in judged[0].verdicts]:
-        own = [v for j in judged for v in j.verdicts if v.method == name]
+    for name in [v.method for v in judged[0].scores]:
+        own = [v for j in judged for v in j.scores if v.method == name]
         found.append(
             (
                 name,
@@ -98,9 +98,9 @@ def ranking(judged: Sequence[Judged]) -> list[tuple[str, float, float]]:
     return sorted(found, key=lambda row: (row[0] in dear, row[1]))
 
 
-def too_dear(judged: Sequence[Judged]) -> set[str]:
+def too_costly(judged: Sequence[JudgedCall]) -> set[str]:
     """Methods that cost more than was allowed somewhere: what they force is more than that."""
-    return {v.method for j in judged for v in j.verdicts if v.cost > (1 + FAR) * j.cost}
+    return {v.method for j in judged for v in j.scores if v.cost > (1 + FAR) * j.cost}
 
 
 def planned(method: Method, call: Capture) -> BlockPlan:
@@ -143,9 +143,9 @@ def _at_cost(method: Method, call: Capture, cost: float) -> tuple[float, Method,
     return best[1], best[2], best[3]
 
 
-def _verdict(
-    name: str, method: Method, call: Capture, exact: _Exact, cost: float
-) -> tuple[Verdict, BlockPlan]:
+def _score(
+    name: str, method: Method, call: Capture, exact: _ExactAttention, cost: float
+) -> tuple[MethodScore, BlockPlan]:
     budget, own, plan = _at_cost(method, call, cost)
     done = attend(
         call.q, call.k, call.v, method=own, grid=call.grid, site=call.site, scale=call.scale,
@@ -155,7 +155,7 @@ def _verdict(
     costs = plan.costs[0].expand(H).tolist()
     read = [exact.mass(plan, head) for head in range(H)]
     errors = [exact.error(done.out, head) for head in range(H)]
-    verdict = Verdict(
+    score = MethodScore(
         method=name,
         budget=budget,
         cost=plan.cost,
@@ -165,10 +165,10 @@ def _verdict(
         error=exact.whole_error(done.out),
         heads=tuple(zip(costs, (touched for touched, _ in read), errors, strict=True)),
     )
-    return verdict, plan
+    return score, plan
 
 
-class _Exact:
+class _ExactAttention:
     """Dense attention in fp32 on some queries of the first sample, head by head."""
 
     def __init__(self, call: Capture, rows: int) -> None:
@@ -229,7 +229,7 @@ class _Exact:
             total += float(exact.square().sum())
         return float((wrong / max(total, 1e-30)) ** 0.5)
 
-    def reach(self) -> tuple[float, ...]:
+    def spread(self) -> tuple[float, ...]:
         found = []
         for head in range(self.call.q.shape[1]):
             weights = self.weights(head)
@@ -266,4 +266,4 @@ class _Exact:
 
 def exact_map(call: Capture, head: int, plan: BlockPlan) -> Tensor:
     """Where a head really looks, on a plan's blocks. fp32 [M, N] on the host."""
-    return _Exact(call, 1).block_map(head, plan).cpu()
+    return _ExactAttention(call, 1).block_map(head, plan).cpu()

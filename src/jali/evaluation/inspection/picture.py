@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jali.evaluation.inspection.judge import CONTROLS, Judged, exact_map, ranking, too_dear
+from jali.evaluation.inspection.judge import CONTROLS, JudgedCall, exact_map, ranking, too_costly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ GOOD, WEAK = "#0b7285", "#adb5bd"
 SHADE = "GnBu"
 
 
-def figure(judged: Sequence[Judged], title: str, heads: int = 4) -> Figure:
+def figure(judged: Sequence[JudgedCall], title: str, heads: int = 4) -> Figure:
     """A line for every method: its errors on all calls, and, for the middle one of the calls,
     what it reads for a few heads. Above, where those heads look."""
     from matplotlib.figure import Figure
@@ -38,10 +38,10 @@ def figure(judged: Sequence[Judged], title: str, heads: int = 4) -> Figure:
     return drawn
 
 
-def _errors(axes: Any, judged: Sequence[Judged], names: Sequence[str]) -> None:
-    dear = too_dear(judged)
+def _errors(axes: Any, judged: Sequence[JudgedCall], names: Sequence[str]) -> None:
+    dear = too_costly(judged)
     for place, name in enumerate(names):
-        errors = [v.error for j in judged for v in j.verdicts if v.method == name]
+        errors = [v.error for j in judged for v in j.scores if v.method == name]
         colour = WEAK if name in CONTROLS or name in dear else GOOD
         axes.plot(errors, [place] * len(errors), "o", color=colour, alpha=0.55, markersize=6)
         axes.plot(sum(errors) / len(errors), place, "|", color=colour, markersize=22, mew=2.5)
@@ -59,7 +59,7 @@ def _errors(axes: Any, judged: Sequence[Judged], names: Sequence[str]) -> None:
 
 
 def _maps(
-    drawn: Any, grid: Any, shown: Judged, names: Sequence[str], picked: Sequence[int]
+    drawn: Any, grid: Any, shown: JudgedCall, names: Sequence[str], picked: Sequence[int]
 ) -> None:
     first = shown.plans[names[0]]
     for column, head in enumerate(picked, 1):
@@ -67,7 +67,7 @@ def _maps(
         # The square root lets weak blocks be seen beside strong ones.
         look = exact_map(shown.capture, head, first).sqrt()
         top.imshow(look.numpy(), cmap="magma_r", aspect="auto", interpolation="nearest")
-        top.set_title(f"head {head}\nreach {shown.reach[head]:.0%}", fontsize=8, color=INK)
+        top.set_title(f"head {head}\nspread {shown.spread[head]:.0%}", fontsize=8, color=INK)
         if column == 1:
             top.set_ylabel("attention", fontsize=8, color=INK)
         _bare(top)
@@ -90,9 +90,9 @@ def _bare(axes: Any) -> None:
         spine.set_linewidth(0.6)
 
 
-def _heads(shown: Judged, count: int) -> list[int]:
+def _heads(shown: JudgedCall, count: int) -> list[int]:
     """Heads from the narrowest look to the widest."""
-    order = sorted(range(len(shown.reach)), key=lambda head: shown.reach[head])
+    order = sorted(range(len(shown.spread)), key=lambda head: shown.spread[head])
     if len(order) <= count:
         return order
     return [order[round(i * (len(order) - 1) / (count - 1))] for i in range(count)]
