@@ -6,11 +6,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-for-jali
 EXTRAS := dev,report,triton,docs,diffusers,quality,slurm
 WORKERS ?= 2
-# One thread for each worker: two workers with two threads each fight over two cores.
-PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
-
-# Every folder with tests is a suite of its own; files that lie directly in tests/ are another one.
-SUITES := $(sort $(patsubst %/,%,$(dir $(wildcard tests/test_*.py tests/*/test_*.py))))
 
 .PHONY: weights demo test test-full lint format docs tables clean install
 .DEFAULT_GOAL := help
@@ -18,7 +13,8 @@ SUITES := $(sort $(patsubst %/,%,$(dir $(wildcard tests/test_*.py tests/*/test_*
 help:
 	@echo "make demo       one clip, dense and sparse, by the model in this repository;"
 	@echo "                make demo PROMPT=\"a cyan star spins\" takes your words"
-	@echo "make test       lint, types and tests, each suite with its time"
+	@echo "make test       lint, types and tests, each suite with its time;"
+	@echo "                make test SUITES=\"tests/cli tests/methods\" runs those alone"
 	@echo "make test-full  the same with the slow cases"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff rewrite"
@@ -55,11 +51,11 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-test: MARK := not gpu and not slow
-test-full: MARK := not gpu
-test-full: FULL := --full
-test test-full: $(STAMP)
-	@BIN=$(BIN) MARK='$(MARK)' SUITES='$(SUITES)' PYTEST='$(PYTEST) $(FULL)' bash .ci/suites
+test: $(STAMP)
+	@$(BIN)/python .ci/suites.py --workers $(WORKERS) $(SUITES)
+
+test-full: $(STAMP)
+	@$(BIN)/python .ci/suites.py --workers $(WORKERS) --full $(SUITES)
 
 docs: $(STAMP)
 	@$(BIN)/python benchmarks/tables.py --check
