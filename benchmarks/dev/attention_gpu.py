@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from jali.kernels.attention import Config, block_sparse_attention, default_config
-from jali.kernels.page_table import pack_pages
-from jali.kernels.pooling import pool_pyramid
+from jali.kernels.launch import spec_of
+from jali.kernels.list_view import list_views, lists_spec
+from jali.kernels.page_table import page_table_launch
+from jali.kernels.pooling import pool_launch
 
 DEVICE = "cuda"
 Lists = dict[int, tuple[Tensor, Tensor]]
@@ -291,25 +293,28 @@ def sweep_pyramid() -> None:
     lists = [random_lists(1, heads, seq // 128, blocks, shares) for _ in inputs]
     cost = sum(lists[0][r][1].shape[3] / r for r in shares) / blocks
     tflop = 4 * seq**2 * heads * dim * cost / 1e12
-    pyramids = [pool_pyramid(k, v, (2, 8)) for _, k, v in inputs]
-    pool = graph_ms([lambda i=i: pool_pyramid(*inputs[i][1:], (2, 8)) for i in range(2)])
-    every = graph_ms([lambda i=i: pool_pyramid(*inputs[i][1:], (2, 4, 8)) for i in range(2)])
-    pack = graph_ms([lambda i=i: pack_pages(lists[i], pyramids[i], 64, 64, seq) for i in range(2)])
+    _, k, v = inputs[0]
+    pool_some, pool_all = (
+        pool_launch(spec_of(k), spec_of(v), ratios, False) for ratios in ((2, 8), (2, 4, 8))
+    )
+    pool = graph_ms([lambda i=i: pool_some(*inputs[i][1:], None) for i in range(2)])
+    every = graph_ms([lambda i=i: pool_all(*inputs[i][1:], None) for i in range(2)])
+    pooled = tuple((r, view) for r, view in list_views(lists_spec(lists[0])).items() if r != 1)
+    pages = page_table_launch(pooled, pool_some.sections, 64, 64, seq, None)
+    pack = graph_ms([lambda i=i: pages(lists[i], None) for i in range(2)])
     print(f"     pool (2, 8) {pool:.4f} ms, (2, 4, 8) {every:.4f} ms, pack {pack:.4f} ms")
     RESULTS.append({"pool_28": pool, "pool_248": every, "pack": pack})
     for name, config in PYRAMID.items():
 
         def go(name=name, config=config) -> None:
-            def call(i: int, ready: bool) -> tuple[Tensor, Tensor]:
+            def call(i: int) -> tuple[Tensor, Tensor]:
                 return block_sparse_attention(
-                    *inputs[i], lists[i], 128, k_block, dim**-0.5, config=config,
-                    pyramid=pyramids[i] if ready else None,
-                )  # fmt: skip
+                    *inputs[i], lists[i], 128, k_block, dim**-0.5, config=config
+                )
 
-            alone = graph_ms([lambda i=i: call(i, True) for i in range(2)])
-            whole = graph_ms([lambda i=i: call(i, False) for i in range(2)])
-            eager = median_ms([lambda i=i: call(i, False) for i in range(2)])
-            report(f"pyramid {name}", whole, tflop, attend=round(alone, 3), eager=round(eager, 3))
+            whole = graph_ms([lambda i=i: call(i) for i in range(2)])
+            eager = median_ms([lambda i=i: call(i) for i in range(2)])
+            report(f"pyramid {name}", whole, tflop, eager=round(eager, 3))
 
         attempt(name, go)
 

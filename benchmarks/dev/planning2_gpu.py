@@ -40,6 +40,8 @@ from jali.kernels.selection import (
     list_levels,
     select_lists,
 )
+from jali.planning.selection import cumulative_ends as plain_cumulative_ends
+from jali.planning.selection import levels_by_rank, ranks
 
 HEADS, DIM = 12, 128
 SCALE = DIM**-0.5
@@ -91,23 +93,20 @@ def means_works(q: Tensor, k: Tensor, label: str, sweep: bool) -> dict[str, Work
 
     def old() -> object:
         scores = mean_scores(block_means(q, 128), block_means(k, 128), SCALE)
-        return select_lists(scores, keep, forced, full, registers=255, early_exit=False)
+        return select_lists(scores, keep, forced, full, registers=255)
 
     def new() -> object:
         scores = mean_scores(*block_mean_pair(q, k, 128, 128), SCALE)
         return select_lists(scores, keep, forced, full)
 
     works: dict[str, Work] = {
-        f"CHAIN rf_v2 {label} separate, bitwise": old,
+        f"CHAIN rf_v2 {label} separate": old,
         f"CHAIN rf_v2 {label} new": new,
     }
     a, b = block_mean_pair(q, k, 128, 128)
     scores = mean_scores(a, b, SCALE)
     works[f"  mean pair {label} 32 warps 4"] = lambda: block_mean_pair(q, k, 128, 128)
-    works[f"  select_lists {label} bitwise"] = lambda: select_lists(
-        scores, keep, forced, full, registers=255, early_exit=False
-    )
-    works[f"  select_lists {label} early"] = lambda: select_lists(scores, keep, forced, full)
+    works[f"  select_lists {label}"] = lambda: select_lists(scores, keep, forced, full)
     works[f"  mean_scores {label} 64x64"] = lambda: mean_scores(a, b, SCALE)
     if sweep:
         for t, w in ((16, 4), (64, 4), (128, 4), (32, 2), (16, 2), (32, 8)):
@@ -115,10 +114,9 @@ def means_works(q: Tensor, k: Tensor, label: str, sweep: bool) -> dict[str, Work
                 q, k, 128, 128, tokens=t, warps=w
             )
         for warps, registers in ((1, 255), (1, 80), (2, 255), (4, 255)):
-            works[f"    select_lists {label} early w{warps} r{registers}"] = (
-                lambda w=warps, r=registers: select_lists(
-                    scores, keep, forced, full, warps=w, registers=r
-                )
+            name = f"    select_lists {label} w{warps} r{registers}"
+            works[name] = lambda w=warps, r=registers: select_lists(
+                scores, keep, forced, full, warps=w, registers=r
             )
         for r, c, w in ((64, 128, 4), (128, 128, 8), (128, 64, 4)):
             works[f"    mean_scores {label} {r}x{c} w{w}"] = lambda r=r, c=c, w=w: mean_scores(
@@ -136,7 +134,7 @@ def anti_works(q: Tensor, k: Tensor, label: str, sweep: bool) -> dict[str, Work]
 
     works: dict[str, Work] = {
         f"CHAIN ada_bsa {label} pointers 128x256": lambda: select_lists(
-            score(tile=Tile(128, 256, 8, 3, 64), tma=False), keep, registers=255, early_exit=False
+            score(tile=Tile(128, 256, 8, 3, 64), tma=False), keep, registers=255
         ),
         f"CHAIN ada_bsa {label} new": lambda: select_lists(score(), keep),
     }
@@ -180,7 +178,7 @@ def entropy_works(q: Tensor, k: Tensor, label: str, sweep: bool) -> dict[str, Wo
     def old() -> object:
         scores = score(tile=Tile(128, 128, 8, 2), tma=False)
         keep = entropy_budgets(scores, 0.3, 0.05, 1.0, 1.0, rows)
-        return select_lists(scores, keep, forced, registers=255, early_exit=False)
+        return select_lists(scores, keep, forced, registers=255)
 
     def new() -> object:
         scores = score()
@@ -188,7 +186,7 @@ def entropy_works(q: Tensor, k: Tensor, label: str, sweep: bool) -> dict[str, Wo
         return select_lists(scores, keep, forced)
 
     works: dict[str, Work] = {
-        f"CHAIN entropy {label} pointers 128x128, bitwise": old,
+        f"CHAIN entropy {label} pointers 128x128": old,
         f"CHAIN entropy {label} new": new,
         f"  sampled_scores {label} new": score,
         f"  sampled_scores {label} pointers 64x128": lambda: score(
@@ -227,7 +225,7 @@ def psa_works(q: Tensor, k: Tensor) -> dict[str, Work]:
 
         def old(flag: bool = normalised) -> object:
             scores = score(flag, tile=old_tile, tma=False)
-            return list_levels(scores, ends, RATIOS, RATIOS, early_exit=False)
+            return list_levels(scores, ends, RATIOS, RATIOS)
 
         def new(flag: bool = normalised) -> object:
             return list_levels(score(flag), ends, RATIOS, RATIOS)
@@ -248,17 +246,9 @@ def psa_works(q: Tensor, k: Tensor) -> dict[str, Work]:
             )
     scores = score()
     levels = torch.randint(0, 4, scores.shape, device="cuda", dtype=torch.uint8)
-    for early in (False, True):
-        word = "early" if early else "bitwise"
-        works[f"  list_levels {word}"] = lambda e=early: list_levels(
-            scores, ends, RATIOS, RATIOS, early_exit=e
-        )
-        works[f"  cumulative_ends {word}"] = lambda e=early: cumulative_ends(
-            scores, bounds, early_exit=e
-        )
-    works["  list_levels early warps 2"] = lambda: list_levels(
-        scores, ends, RATIOS, RATIOS, warps=2
-    )
+    works["  list_levels"] = lambda: list_levels(scores, ends, RATIOS, RATIOS)
+    works["  cumulative_ends"] = lambda: cumulative_ends(scores, bounds)
+    works["  list_levels warps 2"] = lambda: list_levels(scores, ends, RATIOS, RATIOS, warps=2)
     works["  level_lists, 4 ratios"] = lambda: level_lists(levels, RATIOS)
     works["  level_lists, 4 ratios, warps 2"] = lambda: level_lists(levels, RATIOS, warps=2)
     works["  level_lists, one ratio"] = lambda: level_lists(levels, (2,))
@@ -348,26 +338,31 @@ def check_lists(scores: Tensor, label: str) -> None:
     tied = (scores * 8).round() / 8
     for kind, x in (("distinct", scores), ("tied", tied)):
         for must, rows in ((None, None), (forced, full)):
-            a = select_lists(x, keep, must, rows)
-            b = select_lists(x, keep, must, rows, registers=255, early_exit=False)
+            rank = ranks(x, must)
+            kept = rank < keep[..., None, None]
+            if must is not None and rows is not None:
+                kept = kept | must | rows[:, None]
+            (want,) = level_lists(kept.to(torch.uint8), (1,)).values()
             word = "forced" if must is not None else "free"
-            put(f"lists {label} {kind} {word}", all(map(torch.equal, a, b)))
+            got = select_lists(x, keep, must, rows)
+            put(f"lists {label} {kind} {word}", all(map(torch.equal, got, want)))
         ends = ints(n // 10, n // 4, n // 2, n - 3)
-        a, b = (
-            list_levels(x, ends, RATIOS, RATIOS, forced, full, early_exit=e) for e in (True, False)
-        )
-        put(f"levels {label} {kind}", torch.equal(a.indices, b.indices))
-        good = torch.equal(a.counts, b.counts)
+        got = list_levels(x, ends, RATIOS, RATIOS, forced, full)
+        levels = levels_by_rank(ranks(x, forced), ends, RATIOS)
+        want = level_lists(torch.where(forced | full[:, None], 1, levels).to(torch.uint8), RATIOS)
+        put(f"levels {label} {kind}", torch.equal(got.indices, want.indices))
+        good = torch.equal(got.counts, want.counts)
         levels = torch.randint(0, 4, x.shape, device="cuda", dtype=torch.uint8)
         column = torch.arange(n, device="cuda", dtype=torch.int32)
         for ratio, (counts, indices) in level_lists(levels, RATIOS).items():
-            want = torch.where(levels == ratio, column, n).sort(-1).values
-            good &= torch.equal(indices, torch.where(want < n, want, 0))
+            listed = torch.where(levels == ratio, column, n).sort(-1).values
+            good &= torch.equal(indices, torch.where(listed < n, listed, 0))
             good &= torch.equal(counts.long(), (levels == ratio).sum(-1))
         put(f"level lists {label} {kind}", good)
         mass = x.softmax(-1)
-        bounds = torch.tensor([0.4, 0.5, 0.6, 0.8], device="cuda")
-        a, b = (cumulative_ends(mass, bounds, early_exit=e) for e in (True, False))
+        shares = (0.4, 0.5, 0.6, 0.8)
+        a = cumulative_ends(mass, torch.tensor(shares, device="cuda"))
+        b = plain_cumulative_ends(mass, ranks(mass), shares, least=0)
         share = (a == b).float().mean().item()
         close = (a - b).abs().max().item() <= 1
         put(f"ends {label} {kind}", share > 0.999 and close, f"equal {share:.6f}")

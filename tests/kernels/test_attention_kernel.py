@@ -12,9 +12,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from jali.kernels.attention import Config, block_sparse_attention, default_config
+from jali.kernels.list_view import list_views, lists_spec
 from jali.kernels.lists import StackedLists, StackedListsSpec
-from jali.kernels.page_table import pack_pages
-from jali.kernels.pooling import pool_pyramid
+from jali.kernels.page_table import page_table_launch
+from jali.kernels.pooling import make_sections
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {
@@ -283,17 +284,19 @@ def test_lists_in_one_stack():
 
 
 def test_pages_fill_whole_tiles():
-    _, k, v = make_qkv(1, 1, 1, 1, 300, 16)
     lists = make_lists(torch.tensor([[[[2, 8, 8, 2, 8]]]]), (2, 8))
-    packed = pack_pages(lists, pool_pyramid(k, v, (2, 8)), 64, 16, 300)
-    assert packed.size == 8
+    views = tuple(list_views(lists_spec(lists)).items())
+    launch = page_table_launch(views, make_sections(300, (2, 8)), 64, 16, 300, None)
+    assert launch.size == 8
+    table = launch(lists, None)
+    assert table.shape == launch.table
     # Two blocks of 32 rows at ratio 2 are four tiles of 16 rows; two of 8 rows at ratio 8 are one;
     # the last block, which holds 44 keys, is left for a mixed tile with an empty page.
-    assert packed.ends.tolist() == [[[[4, 4, 5, 6]]]]
+    assert table[..., :4].tolist() == [[[[4, 4, 5, 6]]]]
     at8 = 512 // 2 // 8
     empty = (512 // 2 + 512 // 8) // 8
     ids = [0, 1, 2, 3, 12, 13, 14, 15, at8 + 1, at8 + 2, at8 + 4, empty]
-    assert packed.ids[0, 0, 0, : len(ids)].tolist() == ids
+    assert table[0, 0, 0, 4 : 4 + len(ids)].tolist() == ids
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)], ids=str)

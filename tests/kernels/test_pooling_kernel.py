@@ -10,7 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from jali.kernels.pooling import SECTION_ROWS, pool_pyramid, section_starts
+from jali.kernels.launch import spec_of
+from jali.kernels.pooling import SECTION_ROWS, make_sections, pool_launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SUBSETS = [s for n in range(1, 4) for s in itertools.combinations((2, 4, 8), n)]
@@ -21,27 +22,29 @@ def check(k, v, ratios, lengths=None) -> None:
     key_length = None
     if lengths is not None:
         key_length = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    pyramid = pool_pyramid(k, v, ratios, key_length)
+    launch = pool_launch(spec_of(k), spec_of(v), ratios, lengths is not None)
+    pooled, bias = launch(k, v, key_length)
+    sections = launch.sections
     tol = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[k.dtype]
-    assert pyramid.k.dtype == k.dtype
-    assert pyramid.k.is_contiguous()
-    for x, pooled in ((k, pyramid.k), (v, pyramid.v)):
+    assert pooled.dtype == k.dtype
+    assert pooled.is_contiguous()
+    for x, means in zip((k, v), pooled, strict=True):
         for b, ratio in itertools.product(range(batch), ratios):
             length = seq if lengths is None else lengths[b]
-            start = pyramid.starts[ratio]
-            log_count = pyramid.log_count[b % pyramid.bias.shape[0], start:]
-            for g in range(pyramid.section_rows(ratio)):
+            start = dict(sections.starts)[ratio]
+            log2_count = bias[b % bias.shape[0], start:]
+            for g in range(sections.tokens // ratio):
                 group = x[b, :, g * ratio : min(g * ratio + ratio, length)].float()
-                got = pooled[b, :, start + g].float()
+                got = means[b, :, start + g].float()
                 if group.shape[1]:
                     torch.testing.assert_close(got, group.mean(1), atol=tol, rtol=tol)
-                    assert log_count[g].item() == pytest.approx(math.log(group.shape[1]), abs=1e-6)
+                    want = math.log2(group.shape[1])
+                    assert log2_count[g].item() == pytest.approx(want, abs=1e-6)
                 else:
                     assert got.abs().max() == 0
-                    assert log_count[g].item() == -math.inf
-    assert torch.isneginf(pyramid.bias[:, pyramid.empty_row :]).all()
-    assert pyramid.k[:, :, pyramid.empty_row :].abs().max() == 0
-    assert pyramid.v[:, :, pyramid.empty_row :].abs().max() == 0
+                    assert log2_count[g].item() == -math.inf
+    assert torch.isneginf(bias[:, sections.empty_row :]).all()
+    assert pooled[:, :, :, sections.empty_row :].abs().max() == 0
 
 
 @pytest.mark.parametrize("ratios", SUBSETS, ids=str)
@@ -77,13 +80,14 @@ def test_what_lies_beyond_the_length_is_never_read():
 
 @pytest.mark.parametrize("seq", [1, 300, 32760])
 def test_sections_are_aligned(seq):
-    starts, rows = section_starts(seq, (8, 2))
+    sections = make_sections(seq, (8, 2))
+    starts = dict(sections.starts)
     assert list(starts) == [2, 8]
-    assert all(start % SECTION_ROWS == 0 for start in (*starts.values(), rows))
+    assert all(start % SECTION_ROWS == 0 for start in (*starts.values(), sections.rows))
     assert starts[8] * 2 >= seq
 
 
 def test_unknown_ratio():
     k, v = torch.randn(2, 1, 1, 8, 16, device=DEVICE)
     with pytest.raises(ValueError, match="ratio"):
-        pool_pyramid(k, v, (3,))
+        pool_launch(spec_of(k), spec_of(v), (3,), False)

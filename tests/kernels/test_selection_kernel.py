@@ -231,32 +231,48 @@ def mixed_scores(n: int) -> Tensor:
     return scores
 
 
+def ends_reference(mass: Tensor, bounds: list[float], forced: Tensor | None) -> list[list[int]]:
+    """Forced blocks first, then by falling mass, in float64; the crossing block belongs too."""
+    n = mass.shape[-1]
+    ends = []
+    for line, row in enumerate(mass.flatten(0, 2).double().cpu()):
+        must = [False] * n if forced is None else forced[line % mass.shape[2]].bool().tolist()
+        fixed = sum(must)
+        sums = row[ranked(row.tolist(), must)].cumsum(0)
+        limits = [(bound + 1e-6) * float(sums[-1]) for bound in bounds]
+        spent = float(sums[fixed - 1]) if fixed else 0.0
+        counts = [max(fixed, int((sums <= limit).sum())) for limit in limits]
+        ends.append(
+            [
+                min(n, c + (c > 0 and spent <= limit))
+                for c, limit in zip(counts, limits, strict=True)
+            ]
+        )
+    return ends
+
+
 @pytest.mark.parametrize("n", [100, 128, 300, 591])
 @pytest.mark.parametrize("special", [False, True])
-def test_leaving_the_bisection_early_changes_nothing(n: int, special: bool) -> None:
+def test_long_rows_of_every_kind(n: int, special: bool) -> None:
     scores = mixed_scores(n)
     forced = (random(4, n, seed=8) > 1.5).to(DEVICE) if special else None
     full = torch.tensor([False, False, False, True], device=DEVICE) if special else None
     for keep in ((n // 5, n // 2), (1, n - 1)):
         given = torch.tensor([keep], dtype=torch.int32, device=DEVICE)
-        want, got = (
-            select_lists(scores, given, forced, full, early_exit=early) for early in (False, True)
-        )
-        assert all(map(torch.equal, got, want))
+        counts, indices = select_lists(scores, given, forced, full)
+        check_lists(counts, indices, list_reference(scores, given, forced, full))
     ends = torch.tensor([3, n // 10, n // 4, n], dtype=torch.int32, device=DEVICE)
     ratios = (1, 2, 4, 8)
-    stacks = [
-        list_levels(scores, ends, ratios, ratios, forced, full, early_exit=early)
-        for early in (False, True)
-    ]
-    assert torch.equal(stacks[0].counts, stacks[1].counts)
-    assert torch.equal(stacks[0].indices, stacks[1].indices)
+    levels = level_reference(scores, ends, ratios, forced)
+    if full is not None:
+        levels[:, :, full] = 1
+    for ratio, (counts, indices) in list_levels(scores, ends, ratios, ratios, forced, full).items():
+        rows = (levels == ratio).flatten(0, 2)
+        check_lists(counts, indices, [row.nonzero().flatten().tolist() for row in rows])
     mass = scores.abs().nan_to_num(0.0, 0.0, 0.0)
-    bounds = torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0], device=DEVICE)
-    want, got = (
-        cumulative_ends(mass, bounds, forced=forced, early_exit=early) for early in (False, True)
-    )
-    assert torch.equal(got, want)
+    bounds = [0.2, 0.4, 0.6, 0.8, 1.0]
+    got = cumulative_ends(mass, torch.tensor(bounds, device=DEVICE), forced=forced)
+    assert got.flatten(0, 2).tolist() == ends_reference(mass, bounds, forced)
 
 
 def test_all_levels_in_one_launch() -> None:

@@ -17,9 +17,9 @@ from .attention_kernel import attention_kernel
 from .descriptor import DescriptorTemplate, MatrixView, matrix_view
 from .launch import Launch, TensorSpec, capability, spec_of
 from .list_view import NO_LIST, ListsSpec, ListView, list_tensors, list_views, lists_spec
-from .page_table import Packing, packing
-from .pooling import RATIOS, Pooling, pooling
-from .score_tiles import cdiv, power_of_two
+from .page_table import PageTableLaunch, page_table_launch
+from .pooling import RATIOS, PoolLaunch, pool_launch
+from .score_tiles import cdiv, power_of_two, precision
 
 _LOG2_E = math.log2(math.e)
 
@@ -179,7 +179,7 @@ def block_sparse_attention(
     call = _prepare(
         spec_of(q), spec_of(k), spec_of(v), lists_spec(lists), q_block, k_block, scale,
         None if key_length is None else spec_of(key_length), ratios,
-        None if add_to is None else _laid(*add_to), config,
+        None if add_to is None else _output_spec(*add_to), config,
     )  # fmt: skip
     if add_to is None:
         out = q.new_empty(call.out)
@@ -194,8 +194,8 @@ def block_sparse_attention(
         k_matrix, v_matrix = call.kv_tiles[0].bind(k), call.kv_tiles[1].bind(v)
     full: tuple[Tensor | None, ...] = list_tensors(lists, 1) if call.has_full else (None, None)
     pooled: tuple[Tensor | None, ...] = (None, None, None)
-    if call.pooling is not None and call.packing is not None:
-        pooled = call.packing(lists, key_length), *call.pooling(k, v, key_length)
+    if call.pool is not None and call.pages is not None:
+        pooled = call.pages(lists, key_length), *call.pool(k, v, key_length)
     call.launch(
         q, k, v, q_matrix, k_matrix, v_matrix, out, lse, *full, *pooled, key_length
     )  # fmt: skip
@@ -203,13 +203,14 @@ def block_sparse_attention(
 
 
 class _AttentionLaunches(NamedTuple):
-    """What of a call follows from its shapes. `out`: the output's memory, BSHD where `swapped`."""
+    """How an attention is made: its launches, and `out`, the shape of its memory, BSHD where
+    `swapped`."""
 
     out: tuple[int, ...]
     swapped: bool
     has_full: bool
-    pooling: Pooling | None
-    packing: Packing | None
+    pool: PoolLaunch | None
+    pages: PageTableLaunch | None
     q_tiles: DescriptorTemplate | None
     kv_tiles: tuple[DescriptorTemplate, DescriptorTemplate] | None
     launch: Launch
@@ -219,7 +220,7 @@ class _AttentionLaunches(NamedTuple):
 def _prepare(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, lists: ListsSpec, q_block: int, k_block: int,
     scale: float, key_length: TensorSpec | None, ratios: tuple[int, ...] | None,
-    add_to: _Laid | None, config: Config | None,
+    add_to: _OutputSpec | None, config: Config | None,
 ) -> _AttentionLaunches:  # fmt: skip
     of = {r: view for r, view in list_views(lists).items() if ratios is None or r in ratios}
     cfg, views = _fit_call(q, k, v, of, q_block, k_block, key_length, config)
@@ -229,16 +230,16 @@ def _prepare(
         heads * seq * dim, seq * dim, dim
     )  # fmt: skip
     if add_to is not None:
-        _check_add_to(q, *add_to)
+        _check_add_to(q, add_to)
         out_stride = add_to[1][:3]
-    pool, packed = None, None
+    pool, pages = None, None
     pooled = tuple(sorted((ratio, view) for ratio, view in of.items() if ratio != 1))
     if pooled:
-        pool = pooling(k, v, tuple(ratio for ratio, _ in pooled), key_length is not None)
+        pool = pool_launch(k, v, tuple(ratio for ratio, _ in pooled), key_length is not None)
         lengths = None if key_length is None else key_length.shape[0]
-        packed = packing(pooled, pool.sections, k_block, cfg.pool_n, k.shape[2], lengths)
+        pages = page_table_launch(pooled, pool.sections, k_block, cfg.pool_n, k.shape[2], lengths)
     launch = _launch(
-        q, k, v, out_stride, of.get(1), pool, packed, q_block, k_block, scale,
+        q, k, v, out_stride, of.get(1), pool, pages, q_block, k_block, scale,
         key_length is not None, add_to is not None, cfg, views,
     )  # fmt: skip
     q_tiles, kv_tiles = None, None
@@ -248,22 +249,20 @@ def _prepare(
             k_tiles, v_tiles = (view.template(cfg.block_n, dim, q.dtype) for view in views[1:])
             kv_tiles = k_tiles, v_tiles
     memory = (batch, seq, heads, dim) if swapped else (batch, heads, seq, dim)
-    return _AttentionLaunches(memory, swapped, 1 in of, pool, packed, q_tiles, kv_tiles, launch)
+    return _AttentionLaunches(memory, swapped, 1 in of, pool, pages, q_tiles, kv_tiles, launch)
 
 
 _Shape = tuple[int, ...]
-_Laid = tuple[_Shape, _Shape, torch.dtype, _Shape, bool, torch.dtype]
+_OutputSpec = tuple[_Shape, _Shape, torch.dtype, _Shape, bool, torch.dtype]
 
 
-def _laid(out: Tensor, lse: Tensor) -> _Laid:
-    """What is to be added to, but for its numbers."""
+def _output_spec(out: Tensor, lse: Tensor) -> _OutputSpec:
+    """What a launch depends on of an output and its log-sum-exp that are to be added to."""
     return out.shape, out.stride(), out.dtype, lse.shape, lse.is_contiguous(), lse.dtype
 
 
-def _check_add_to(
-    q: TensorSpec, shape: _Shape, stride: _Shape, dtype: torch.dtype, lse: _Shape, contiguous: bool,
-    lse_dtype: torch.dtype,
-) -> None:  # fmt: skip
+def _check_add_to(q: TensorSpec, add_to: _OutputSpec) -> None:
+    shape, stride, dtype, lse, contiguous, lse_dtype = add_to
     if shape != q.shape or dtype != q.dtype or stride[3] != 1:
         raise ValueError(
             f"an attention to add to is {q.dtype} {list(q.shape)}, its last dim contiguous; got "
@@ -277,8 +276,8 @@ def _check_add_to(
 
 def _launch(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, out_stride: tuple[int, ...], full: ListView | None,
-    pool: Pooling | None, packed: Packing | None, q_block: int, k_block: int, scale: float,
-    has_length: bool, add_to: bool, cfg: Config, views: _Views | None,
+    pool: PoolLaunch | None, pages: PageTableLaunch | None, q_block: int, k_block: int,
+    scale: float, has_length: bool, add_to: bool, cfg: Config, views: _Views | None,
 ) -> Launch:  # fmt: skip
     batch, heads, seq_q, dim = q.shape
     heads_kv, seq_k = k.shape[1:3]
@@ -286,12 +285,12 @@ def _launch(
     largest_offset = max(
         seq_q * q.stride[2], seq_k * k.stride[2], seq_k * v.stride[2], seq_q * out_stride[2]
     )
-    if pool is not None and packed is not None:
+    if pool is not None and pages is not None:
         per_head = pool.sections.rows * dim
         values_at = batch * heads_kv * per_head
         bias_step = 0 if pool.bias[0] == 1 else pool.bias[1]
         pool_numbers = (
-            *_contiguous_steps(packed.table), values_at, heads_kv * per_head, per_head, bias_step,
+            *_contiguous_steps(pages.table), values_at, heads_kv * per_head, per_head, bias_step,
         )  # fmt: skip
         largest_offset = max(largest_offset, per_head)
     view_strides: tuple[int, ...] = (0,) * 9
@@ -308,20 +307,20 @@ def _launch(
         "BLOCK_D": power_of_two(dim),
         "Q_BLOCK": q_block,
         "K_BLOCK": k_block,
-        "PAGE": 1 if packed is None else packed.size,
+        "PAGE": 1 if pages is None else pages.size,
         "BLOCK_M": cfg.block_m,
         "BLOCK_N": cfg.block_n,
         "POOL_N": cfg.pool_n,
         "STAGES": cfg.stages,
         "POOL_STAGES": cfg.pool_stages,
         "HAS_FULL": full is not None,
-        "HAS_POOLED": packed is not None,
+        "HAS_POOLED": pages is not None,
         "EVEN": not has_length and seq_k % k_block == 0,
         "HAS_LENGTH": has_length,
         "ADD_TO": add_to,
         "TMA": cfg.tma,
         "INT64": largest_offset >= 2**31,
-        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        "PRECISION": precision(q.dtype),
         "num_warps": cfg.num_warps,
         "num_stages": cfg.stages,
     }

@@ -58,17 +58,9 @@ def _budget_kernel(
     entropy,  # fp32 [B, H, m]
     rows,  # bool or uint8 [m], or unused
     keep,  # int32 [B, H]
-    heads,
-    m,
-    n,
-    total,
-    floor,
-    ceiling,
-    sharpness,
-    HEADS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    HAS_ROWS: tl.constexpr,
-):
+    heads, m, n, total, floor, ceiling, sharpness,
+    HEADS: tl.constexpr, CHUNK: tl.constexpr, HAS_ROWS: tl.constexpr,
+):  # fmt: skip
     batch = tl.program_id(0)
     h = tl.arange(0, HEADS)
     in_chunk = tl.arange(0, CHUNK)

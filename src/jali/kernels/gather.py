@@ -16,18 +16,11 @@ from .score_tiles import cdiv, power_of_two
 
 @triton.jit
 def _copy_rows(
-    x,
-    index,
+    x, index,
     out,  # [B, rows, pieces * width] contiguous
-    rows,
-    pieces,
-    width,
-    x_b,
-    x_s,
-    x_p,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    rows, pieces, width, x_b, x_s, x_p,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     # Pieces of one token row are neighbouring programs: together they read whole memory pages.
     chunks = tl.cdiv(width, COLUMNS)
     row = tl.program_id(0) // (pieces * chunks) * ROWS + tl.arange(0, ROWS)

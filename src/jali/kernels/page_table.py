@@ -10,7 +10,6 @@ go into a few mixed tiles behind them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,31 +20,9 @@ from torch import Tensor
 from jali.kernels.lists import Lists, StackedLists
 
 from .launch import Launch
-from .list_view import NO_LIST, ListView, list_views, lists_spec
-from .pooling import RATIOS, SECTION_ROWS, Pyramid, Sections
+from .list_view import NO_LIST, ListView
+from .pooling import RATIOS, SECTION_ROWS, Sections
 from .score_tiles import cdiv
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """`table` int32 [B', H', M, 4 + W]: `ends`, then `ids`. B' and H' are 1 where all lists have 1
-    there.
-    """
-
-    table: Tensor
-    size: int
-
-    @property
-    def ends(self) -> Tensor:
-        """The tile behind the last one of ratio 2, 4, 8, and of the mixed tiles, which the empty
-        page fills up."""
-        return self.table[..., :4]
-
-    @property
-    def ids(self) -> Tensor:
-        """The pages of each query block's tiles, tile after tile. Granule g is rows g*size ..
-        g*size + size - 1 of the Pyramid."""
-        return self.table[..., 4:]
 
 
 def page_size(k_block: int, ratios: Mapping[int, object]) -> int:
@@ -157,28 +134,8 @@ def _pack_kernel(
     tl.store(ends + 3, end)
 
 
-def pack_pages(
-    lists: Lists,
-    pyramid: Pyramid,
-    k_block: int,
-    tile: int,
-    seq: int,
-    key_length: Tensor | None = None,
-) -> Pages:
-    """Pack the lists of the pooled ratios in `pyramid` for key tiles of `tile` rows.
-
-    `seq`, `key_length`: how many keys there are. Blocks without a real key are left out.
-    The width of `ids` is the most the lists can hold, so nothing is read back from the device.
-    """
-    of = list_views(lists_spec(lists))
-    pooled = tuple((ratio, of[ratio]) for ratio in sorted(pyramid.starts))
-    lengths = None if key_length is None else key_length.shape[0]
-    packed = packing(pooled, pyramid.sections, k_block, tile, seq, lengths)
-    return Pages(packed(lists, key_length), packed.size)
-
-
-class Packing(NamedTuple):
-    """What of packing follows from shapes: that of the table, and what writes it."""
+class PageTableLaunch(NamedTuple):
+    """The launch that writes a page table, the table's shape, and how many rows a page has."""
 
     ratios: tuple[int, ...]
     table: tuple[int, int, int, int]
@@ -186,7 +143,14 @@ class Packing(NamedTuple):
     launch: Launch
 
     def __call__(self, lists: Lists, key_length: Tensor | None) -> Tensor:
-        """A Pages' `table`."""
+        """The page table of these lists: int32 [B', H', M, 4 + W]; B' and H' are 1 where all lists
+        have 1 there.
+
+        First four tile numbers per query block: the tile behind the last one of ratio 2, 4 and 8,
+        and of the mixed tiles, which the empty page fills up. Then its pages, tile after tile: page
+        p is rows p*size .. p*size + size - 1 of the pooled keys. Blocks without a real key are left
+        out. W is the most the lists can hold, so nothing is read back from the device.
+        """
         if type(lists) is StackedLists:
             at2 = at4 = at8 = lists.counts, lists.indices
         else:
@@ -197,11 +161,14 @@ class Packing(NamedTuple):
         return table
 
 
-def packing(
+def page_table_launch(
     lists: tuple[tuple[int, ListView], ...], sections: Sections, k_block: int, tile: int, seq: int,
     lengths: int | None,
-) -> Packing:  # fmt: skip
-    """`lists`: the pooled ones, in the order of the sections."""
+) -> PageTableLaunch:  # fmt: skip
+    """What packs the pooled lists, in the order of the sections, for key tiles of `tile` rows.
+
+    `seq`: how many keys there are; `lengths`: how many samples have a key length of their own.
+    """
     pooled, start_of = dict(lists), dict(sections.starts)
     size = min(page_size(k_block, pooled), tile)
     per_tile = tile // size
@@ -230,4 +197,4 @@ def packing(
         "num_warps": 2,
     }
     launch = Launch(_pack_kernel, (rows, heads, batch), tuple(numbers), constants)
-    return Packing(tuple(pooled), (batch, heads, rows, 4 + width), size, launch)
+    return PageTableLaunch(tuple(pooled), (batch, heads, rows, 4 + width), size, launch)

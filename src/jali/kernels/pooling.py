@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Launch, TensorSpec, spec_of
+from .launch import Launch, TensorSpec
 from .score_tiles import cdiv, padded_dim
 
 RATIOS = (2, 4, 8)
@@ -24,7 +22,11 @@ _GROUPS = 8
 
 
 class Sections(NamedTuple):
-    """Where the rows of each ratio begin, for how many tokens, and how many rows there are."""
+    """The rows of all pooled ratios in one buffer, a section per ratio, finest first.
+
+    `starts`: each ratio and the first row of its section, which covers `tokens` tokens, as many as
+    there are or more. `rows`: those of the whole buffer, the last SECTION_ROWS of which are empty.
+    """
 
     starts: tuple[tuple[int, int], ...]
     tokens: int
@@ -36,45 +38,18 @@ class Sections(NamedTuple):
         return self.rows - SECTION_ROWS
 
 
-@dataclass(frozen=True, slots=True)
-class Pyramid:
-    """All pooled levels of one K and V, one section of rows per ratio, finest first.
-
-    `both` is [2, B, Hkv, R, D], keys then values, contiguous: a run of pooled rows is one run of
-    memory. The row of ratio r that is g behind the start of its section holds the mean of the real
-    keys among tokens g*r .. g*r + r - 1. `bias` is [B or 1, R]: log2 of how many real keys a row
-    stands for, -inf where there are none (and there keys and values are zero). The last
-    SECTION_ROWS rows are always empty. Sections cover as many tokens as there are, or more.
-    """
-
-    both: Tensor
-    bias: Tensor
-    sections: Sections
-
-    @property
-    def k(self) -> Tensor:
-        return self.both[0]
-
-    @property
-    def v(self) -> Tensor:
-        return self.both[1]
-
-    @property
-    def starts(self) -> dict[int, int]:
-        return dict(self.sections.starts)
-
-    @property
-    def empty_row(self) -> int:
-        return self.sections.empty_row
-
-    @property
-    def log_count(self) -> Tensor:
-        """ln(number of real keys) per row, [B or 1, R], -inf where there are none."""
-        return self.bias * math.log(2.0)
-
-    def section_rows(self, ratio: int) -> int:
-        """How many rows the section of `ratio` has, its padding included."""
-        return self.sections.tokens // ratio
+def make_sections(seq: int, ratios: Iterable[int]) -> Sections:
+    """Sections for `seq` tokens, each a multiple of SECTION_ROWS."""
+    tokens = cdiv(seq, 8 * SECTION_ROWS) * 8 * SECTION_ROWS
+    starts, row = [], 0
+    for ratio in sorted(set(ratios)):
+        if ratio not in RATIOS:
+            raise ValueError(f"pooling ratio must be one of {RATIOS}, got {ratio}")
+        starts.append((ratio, row))
+        row += tokens // ratio
+    if not starts:
+        raise ValueError("no pooling ratio given")
+    return Sections(tuple(starts), tokens, row + SECTION_ROWS)
 
 
 @triton.jit
@@ -86,20 +61,9 @@ def _put(base, rows, start, mean, offs_d, d_ok, D: tl.constexpr):
 
 @triton.jit
 def _store_level(
-    k_out,
-    v_out,
-    bias,
-    sum_k,
-    sum_v,
-    rows,
-    start,
-    left,
-    offs_d,
-    d_ok,
-    write_bias,
-    R: tl.constexpr,
-    D: tl.constexpr,
-):
+    k_out, v_out, bias, sum_k, sum_v, rows, start, left, offs_d, d_ok, write_bias,
+    R: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """Turn sums over R tokens into means; `left` [I]: real tokens from the group's first one on."""
     count = tl.minimum(tl.maximum(left, 0), R).to(tl.float32)
     weight = 1.0 / tl.maximum(count, 1.0)
@@ -123,7 +87,7 @@ def _load(base, tokens, stride_s, offs_d, length, D: tl.constexpr, BLOCK_D: tl.c
 
 @triton.jit
 def _pool_kernel(
-    K, V, BOTH, BIAS, LENGTH,
+    K, V, POOLED, BIAS, LENGTH,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     seq, rows_total, values_at, chunks, start2, start4, start8,
     H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -142,8 +106,8 @@ def _pool_kernel(
     offs_d = tl.arange(0, BLOCK_D)
     group = tl.arange(0, GROUPS)
     head = (b * H + h) * rows_total * D
-    k_out = BOTH + head
-    v_out = BOTH + values_at + head
+    k_out = POOLED + head
+    v_out = POOLED + values_at + head
     if HAS_LENGTH:
         length = tl.minimum(tl.load(LENGTH + b), seq)
         bias = BIAS + b * rows_total
@@ -181,117 +145,62 @@ def _pool_kernel(
                 sum_v2 += _load(v_in, token + 1, stride_vs, offs_d, length, D, BLOCK_D)
                 if HAS2:
                     _store_level(
-                        k_out,
-                        v_out,
-                        bias,
-                        sum_k2,
-                        sum_v2,
-                        rows8 * 4 + half * 2 + pair,
-                        start2,
-                        length - token,
-                        offs_d,
-                        d_ok,
-                        write_bias,
-                        2,
-                        D,
-                    )
+                        k_out, v_out, bias, sum_k2, sum_v2, rows8 * 4 + half * 2 + pair, start2,
+                        length - token, offs_d, d_ok, write_bias, 2, D,
+                    )  # fmt: skip
                 sum_k4 += sum_k2
                 sum_v4 += sum_v2
             if HAS4:
                 _store_level(
-                    k_out,
-                    v_out,
-                    bias,
-                    sum_k4,
-                    sum_v4,
-                    rows8 * 2 + half,
-                    start4,
-                    length - first - half * 4,
-                    offs_d,
-                    d_ok,
-                    write_bias,
-                    4,
-                    D,
-                )
+                    k_out, v_out, bias, sum_k4, sum_v4, rows8 * 2 + half, start4,
+                    length - first - half * 4, offs_d, d_ok, write_bias, 4, D,
+                )  # fmt: skip
             sum_k8 += sum_k4
             sum_v8 += sum_v4
         if HAS8:
             _store_level(
-                k_out,
-                v_out,
-                bias,
-                sum_k8,
-                sum_v8,
-                rows8,
-                start8,
-                length - first,
-                offs_d,
-                d_ok,
-                write_bias,
-                8,
-                D,
-            )
+                k_out, v_out, bias, sum_k8, sum_v8, rows8, start8,
+                length - first, offs_d, d_ok, write_bias, 8, D,
+            )  # fmt: skip
 
 
-def padded_tokens(seq: int) -> int:
-    """The tokens that sections cover: enough that each section is a multiple of SECTION_ROWS."""
-    return cdiv(seq, 8 * SECTION_ROWS) * 8 * SECTION_ROWS
-
-
-def section_starts(seq: int, ratios: Iterable[int]) -> tuple[dict[int, int], int]:
-    """The first row of each ratio's section, finest first, and the rows of the whole buffer."""
-    padded = padded_tokens(seq)
-    starts, row = {}, 0
-    for ratio in sorted(set(ratios)):
-        if ratio not in RATIOS:
-            raise ValueError(f"pooling ratio must be one of {RATIOS}, got {ratio}")
-        starts[ratio] = row
-        row += padded // ratio
-    return starts, row + SECTION_ROWS
-
-
-def pool_pyramid(
-    k: Tensor, v: Tensor, ratios: Iterable[int], key_length: Tensor | None = None
-) -> Pyramid:
-    """Pool k, v [B, Hkv, S, D] (any strides, last dim contiguous) over aligned groups of tokens.
-
-    A group's mean counts real keys only: the last group may be short, and keys at or beyond
-    key_length[b] (int32 [B], on the device) do not exist. Sums are fp32, the result has k's dtype.
-    """
-    made = pooling(spec_of(k), spec_of(v), tuple(ratios), key_length is not None)
-    both, bias = made(k, v, key_length)
-    return Pyramid(both, bias, made.sections)
-
-
-class Pooling(NamedTuple):
-    """What of pooling follows from shapes: those of the pooled keys and values, and of the bias."""
+class PoolLaunch(NamedTuple):
+    """The launch that pools k and v, and the shapes of what it writes."""
 
     sections: Sections
-    both: tuple[int, int, int, int, int]
+    pooled: tuple[int, int, int, int, int]
     bias: tuple[int, int]
     launch: Launch
 
     def __call__(self, k: Tensor, v: Tensor, key_length: Tensor | None) -> tuple[Tensor, Tensor]:
-        """A Pyramid's `both` and `bias`."""
+        """Pool k, v [B, Hkv, S, D] over aligned groups of tokens: pooled keys and values, and bias.
+
+        Pooled [2, B, Hkv, R, D], keys then values, contiguous, in k's dtype: row g of the section
+        of ratio r holds the mean of the real keys among tokens g*r .. g*r + r - 1, summed in fp32.
+        The last group may be short, and keys at or beyond key_length[b] (int32 [B], on the device)
+        are not real. Bias fp32 [B or 1, R]: log2 of how many real keys a row stands for, -inf where
+        there are none (and there keys and values are zero).
+        """
         device = k.device
-        both = torch.empty(*self.both, dtype=k.dtype, device=device)
+        pooled = torch.empty(*self.pooled, dtype=k.dtype, device=device)
         bias = torch.empty(*self.bias, dtype=torch.float32, device=device)
-        self.launch(k, v, both, bias, key_length)
-        return both, bias
+        self.launch(k, v, pooled, bias, key_length)
+        return pooled, bias
 
 
 @functools.lru_cache(maxsize=256)
-def pooling(k: TensorSpec, v: TensorSpec, ratios: tuple[int, ...], has_length: bool) -> Pooling:
+def pool_launch(
+    k: TensorSpec, v: TensorSpec, ratios: tuple[int, ...], has_length: bool
+) -> PoolLaunch:
+    """What pools k and v (any strides, last dim contiguous) at these ratios."""
     batch, heads, seq, dim = k.shape
     if v.shape != k.shape:
         raise ValueError(f"k and v must have one shape, got {tuple(k.shape)}, {tuple(v.shape)}")
     if k.stride[-1] != 1 or v.stride[-1] != 1:
         raise ValueError("the last dim of k and v must be contiguous")
-    starts, rows = section_starts(seq, ratios)
-    if not starts:
-        raise ValueError("no pooling ratio given")
-    tokens = padded_tokens(seq)
-    chunks = tokens // (8 * _GROUPS)
+    sections = make_sections(seq, ratios)
+    starts, rows = dict(sections.starts), sections.rows
+    chunks = sections.tokens // (8 * _GROUPS)
     numbers = (
         *k.stride[:3], *v.stride[:3], seq, rows, batch * heads * rows * dim, chunks,
         starts.get(2, 0), starts.get(4, 0), starts.get(8, 0),
@@ -310,5 +219,4 @@ def pooling(k: TensorSpec, v: TensorSpec, ratios: tuple[int, ...], has_length: b
     }
     launch = Launch(_pool_kernel, (heads, chunks + 1, batch), numbers, constants)
     bias = (batch if has_length else 1, rows)
-    sections = Sections(tuple(starts.items()), tokens, rows)
-    return Pooling(sections, (2, batch, heads, rows, dim), bias, launch)
+    return PoolLaunch(sections, (2, batch, heads, rows, dim), bias, launch)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +16,7 @@ from torch import Tensor
 from .descriptor import DescriptorTemplate, matrix_view, use_descriptors
 from .launch import Launch, TensorSpec, spec_of
 from .score_interleave import interleaved_key, run_sum
-from .score_mass import mass_launch
+from .score_mass import MassLaunches, mass_launch
 from .score_tiles import (
     Tile,
     cdiv,
@@ -29,6 +27,7 @@ from .score_tiles import (
     padded_dim,
     positive_scale,
     power_of_two,
+    precision,
     processors,
     shared_bytes,
 )
@@ -50,35 +49,15 @@ def _banded(index, row_tiles, column_tiles, BAND: tl.constexpr):
 
 @triton.jit
 def _antidiagonal_lse_kernel(
-    q,
-    k,
-    key_length,
+    q, k, key_length,
     lse,  # fp32 [heads of this launch, q_groups, parts]
-    first_head,
-    heads,
-    kv_group,
-    queries,
-    keys,
-    q_groups,
-    parts,
+    first_head, heads, kv_group, queries, keys, q_groups, parts,
     scale,  # log2 units, not yet divided by the group size
-    q_b,
-    q_h,
-    q_s,
-    k_b,
-    k_h,
-    k_s,
-    STRIDE: tl.constexpr,
-    D: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    RUN: tl.constexpr,
-    BAND: tl.constexpr,
-    HAS_LENGTH: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q_b, q_h, q_s, k_b, k_h, k_s,
+    STRIDE: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, RUN: tl.constexpr, BAND: tl.constexpr, HAS_LENGTH: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     slot = tl.program_id(1)
     batch = (first_head + slot) // heads
     head = (first_head + slot) % heads
@@ -139,19 +118,9 @@ def _antidiagonal_lse_kernel(
 
 @triton.jit
 def _write_log_sums(
-    logits,
-    lse,
-    slot,
-    row_tile,
-    column_tile,
-    q_groups,
-    k_groups,
-    parts,
-    scale,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    RUN: tl.constexpr,
-):
+    logits, lse, slot, row_tile, column_tile, q_groups, k_groups, parts, scale,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
     """log2 of the exponential sums over runs of RUN whole groups, in their natural order."""
     column = column_tile * KEYS + tl.arange(0, KEYS)
     logits = tl.where((column < k_groups)[None, :], logits, _NEGATIVE)
@@ -171,32 +140,13 @@ def _antidiagonal_matrix_kernel(
     q,  # descriptors of matrices whose rows are groups: see MatrixView
     k,
     lse,  # fp32 [heads of this launch, q_groups, parts]
-    first_head,
-    slots,
-    heads,
-    kv_group,
-    q_groups,
-    k_groups,
-    parts,
+    first_head, slots, heads, kv_group, q_groups, k_groups, parts,
     scale,  # log2 units, divided by the group size
-    q_row_b,
-    q_row_h,
-    q_col_h,
-    q_token,
-    k_row_b,
-    k_row_h,
-    k_col_h,
-    k_token,
-    STRIDE: tl.constexpr,
-    D: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    RUN: tl.constexpr,
-    BAND: tl.constexpr,
-    PERSISTENT: tl.constexpr,
+    q_row_b, q_row_h, q_col_h, q_token, k_row_b, k_row_h, k_col_h, k_token,
+    STRIDE: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, RUN: tl.constexpr, BAND: tl.constexpr, PERSISTENT: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     row_tiles = tl.cdiv(q_groups, ROWS)
     column_tiles = tl.cdiv(parts, KEYS // RUN)
     tiles = row_tiles * column_tiles
@@ -287,36 +237,21 @@ def antidiagonal_scores(
     `persistent` (with descriptors only): so many programs per multiprocessor take tile after tile;
     0 gives each tile its own. `tile`, `band`, `tma` and `persistent` tune speed only.
     """
-    call = _prepare(
+    launches, matrices = _prepare(
         spec_of(q), spec_of(k), q_block, k_block, scale, stride, key_length is not None, tile, band,
         tma, persistent,
     )  # fmt: skip
-    out = torch.empty(*call.shape, dtype=torch.float32, device=q.device)
-    lse = torch.empty(*call.scratch, dtype=torch.float32, device=q.device)
-    tensors: tuple[Any, ...] = (q, k, key_length)
-    if call.tiles is not None:
-        tensors = call.tiles[0].bind(q), call.tiles[1].bind(k)
-    by_head = out.flatten(0, 1)
-    for (start, stop), score, pool in call.parts:
-        score(*tensors, lse)
-        pool(lse[: stop - start], by_head[start:stop])
-    return out
-
-
-class _AntidiagonalLaunches(NamedTuple):
-    """What of a call follows from its shapes. `parts`: heads from, to, and their two launches."""
-
-    shape: tuple[int, int, int, int]
-    scratch: tuple[int, int, int]
-    tiles: tuple[DescriptorTemplate, DescriptorTemplate] | None
-    parts: tuple[tuple[tuple[int, int], Launch, Launch], ...]
+    if matrices is None:
+        return launches(q.device, q, k, key_length)
+    return launches(q.device, matrices[0].bind(q), matrices[1].bind(k))
 
 
 @functools.lru_cache(maxsize=256)
 def _prepare(
     q: TensorSpec, k: TensorSpec, q_block: int, k_block: int, scale: float, stride: int,
     has_length: bool, tile: Tile | None, band: int | None, tma: bool | None, persistent: int,
-) -> _AntidiagonalLaunches:  # fmt: skip
+) -> tuple[MassLaunches, tuple[DescriptorTemplate, DescriptorTemplate] | None]:  # fmt: skip
+    """The launches of such calls, and what makes the descriptors of q and k."""
     check_queries_keys(q, k)
     if stride < 1 or stride & (stride - 1) or q_block % stride or k_block % stride:
         raise ValueError("stride must be a power of two that divides both blocks")
@@ -348,7 +283,7 @@ def _prepare(
         "KEYS": tile.keys,
         "RUN": run,
         "BAND": band or (8 if views is None else 16),
-        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        "PRECISION": precision(q.dtype),
         **tile.options,
     }
     found = []
@@ -371,8 +306,8 @@ def _prepare(
             )  # fmt: skip
             own = {**constants, "HAS_LENGTH": has_length, "STAGES": tile.stages}
             score = Launch(_antidiagonal_lse_kernel, grid, numbers, own)
-        pool = mass_launch(stop - start, q_groups, m, n, q_block // stride, parts_per_block)
-        found.append(((start, stop), score, pool))
+        mass = mass_launch(stop - start, q_groups, m, n, q_block // stride, parts_per_block)
+        found.append((start, stop, score, mass))
     matrices = None
     if views is not None:
         q_view, k_view = views
@@ -380,6 +315,4 @@ def _prepare(
             q_view.template(tile.rows, tile.depth, q.dtype),
             k_view.template(tile.keys, tile.depth, k.dtype),
         )
-    return _AntidiagonalLaunches(
-        (batch, heads, m, n), (slots, q_groups, parts), matrices, tuple(found)
-    )
+    return MassLaunches((batch, heads, m, n), (slots, q_groups, parts), tuple(found)), matrices

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .launch import Launch
 from .score_tiles import power_of_two
@@ -17,14 +20,12 @@ _NEGATIVE = tl.constexpr(float("-inf"))
 def _mass_kernel(
     lse,  # fp32 [heads, rows, n * PARTS]: log2 of the exponential sum of each part of a key block
     out,  # fp32 [heads, m, n]
-    rows,
-    n,
-    m,
+    rows, n, m,
     ROWS: tl.constexpr,  # rows of one query block
     PARTS: tl.constexpr,  # parts of one key block
     CHUNK: tl.constexpr,  # rows handled together
     N_PAD: tl.constexpr,
-):
+):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     column = tl.arange(0, N_PAD)
@@ -75,3 +76,31 @@ def mass_launch(heads: int, rows: int, m: int, n: int, rows_per_block: int, part
         "num_warps": 4 if n_pad * chunk >= 2048 else 2,
     }
     return Launch(_mass_kernel, (m, heads), (rows, n, m), constants)
+
+
+class MassLaunches(NamedTuple):
+    """How scores are made, some heads at a time: one launch writes log-sums into scratch memory,
+    `mass_launch` turns them into mass.
+
+    `shape`: that of the scores [B, H, M, N]. `scratch`: that of the log-sums [heads of a launch,
+    rows, parts]. `parts`: from which head, to which, and the two launches.
+    """
+
+    shape: tuple[int, int, int, int]
+    scratch: tuple[int, int, int]
+    parts: tuple[tuple[int, int, Launch, Launch], ...]
+
+    def __call__(self, device: torch.device, *tensors: Any) -> Tensor:
+        """The scores, fp32. `tensors`: those of the first launch, but for the log-sums."""
+        out = torch.empty(*self.shape, dtype=torch.float32, device=device)
+        lse = torch.empty(*self.scratch, dtype=torch.float32, device=device)
+        if len(self.parts) == 1:
+            _, _, score, mass = self.parts[0]
+            score(*tensors, lse)
+            mass(lse, out)
+            return out
+        by_head = out.flatten(0, 1)
+        for start, stop, score, mass in self.parts:
+            score(*tensors, lse)
+            mass(lse[: stop - start], by_head[start:stop])
+        return out

@@ -18,14 +18,10 @@ _NEGATIVE = tl.constexpr(float("-inf"))
 @triton.jit
 def _write_mean(
     tokens,  # the first token of the block, one head
-    stride,
-    count,
+    stride, count,
     out,  # fp32 [D]
-    BLOCK: tl.constexpr,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+    BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
     """Mean of the first `count` of BLOCK tokens; zeros if there is none."""
     d = tl.arange(0, D_PAD)
     t = tl.arange(0, TOKENS)
@@ -49,26 +45,13 @@ def _block_means_kernel(
     key_length,
     q_out,  # fp32 [B, H, q_blocks, D]
     k_out,  # fp32 [B, Hkv, k_blocks, D]
-    q_heads,
-    k_heads,
-    q_tokens,
-    k_tokens,
-    q_blocks,
-    k_blocks,
-    q_b,
-    q_h,
-    q_s,
-    k_b,
-    k_h,
-    k_s,
-    Q_BLOCK: tl.constexpr,
-    K_BLOCK: tl.constexpr,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
+    q_heads, k_heads, q_tokens, k_tokens, q_blocks, k_blocks,
+    q_b, q_h, q_s, k_b, k_h, k_s,
+    Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     TOKENS: tl.constexpr,
     Q_LENGTH: tl.constexpr,  # key_length bounds q: it is the only tensor, and holds keys
     K_LENGTH: tl.constexpr,
-):
+):  # fmt: skip
     # Heads are neighbours in memory, so neighbouring programs take neighbouring heads.
     head = tl.program_id(0)
     index = tl.program_id(1)
@@ -183,22 +166,12 @@ def _means_launch(
 
 @triton.jit
 def _mean_scores_kernel(
-    q_means,
-    k_means,
-    key_length,
+    q_means, k_means, key_length,
     out,  # fp32 [B, H, m, n]
-    heads,
-    kv_group,
-    m,
-    n,
-    k_block,
-    scale,
-    D: tl.constexpr,
-    DEPTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
+    heads, kv_group, m, n, k_block, scale,
+    D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     HAS_LENGTH: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     slot = tl.program_id(2)

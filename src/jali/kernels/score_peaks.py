@@ -30,6 +30,7 @@ from .score_tiles import (
     padded_dim,
     positive_scale,
     power_of_two,
+    precision,
     processors,
     shared_bytes,
 )
@@ -44,24 +45,11 @@ def _gather_keys_kernel(
     key_length,
     packed,  # [heads of this launch, columns, D_PAD]
     scratch,  # fp32: see _PeakScratch
-    bias_at,
-    sampled_at,
-    first_head,
-    heads,
-    kv_group,
-    keys,
-    n,
-    per_block,
-    columns,
-    k_b,
-    k_h,
-    k_s,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    RUN: tl.constexpr,
-    KEYS: tl.constexpr,
+    bias_at, sampled_at, first_head, heads, kv_group, keys, n, per_block, columns,
+    k_b, k_h, k_s,
+    D: tl.constexpr, D_PAD: tl.constexpr, RUN: tl.constexpr, KEYS: tl.constexpr,
     HAS_LENGTH: tl.constexpr,
-):
+):  # fmt: skip
     block = tl.program_id(0)
     slot = tl.program_id(1)
     batch = (first_head + slot) // heads
@@ -95,34 +83,13 @@ def _peak_kernel(
     positions,  # int [m, per_block]
     packed,
     matrix,  # descriptor of `packed` as [heads * columns, D_PAD], or unused
-    scratch,
-    bias_at,
-    peaks_at,
-    lse_at,
-    first_head,
-    heads,
-    rows,
-    per_block,
-    m,
-    columns,
-    parts,
-    tiles,
-    tiles_per_split,
-    scale,
-    q_b,
-    q_h,
-    q_s,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    Q_RUN: tl.constexpr,
-    RUN: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    NORMALISED: tl.constexpr,
-    MATRIX: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    scratch, bias_at, peaks_at, lse_at, first_head, heads, rows, per_block, m, columns, parts,
+    tiles, tiles_per_split, scale,
+    q_b, q_h, q_s,
+    D: tl.constexpr, D_PAD: tl.constexpr, Q_RUN: tl.constexpr, RUN: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, NORMALISED: tl.constexpr, MATRIX: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     row_tile = tl.program_id(0)
     split = tl.program_id(1)
     slot = tl.program_id(2)
@@ -171,21 +138,10 @@ def _peak_kernel(
 def _pool_peaks_kernel(
     scratch,
     out,  # fp32 [heads of this launch, m, n]
-    sampled_at,
-    peaks_at,
-    lse_at,
-    rows,
-    parts,
-    tiles,
-    m,
-    n,
-    scale,
-    Q_RUN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    N_PAD: tl.constexpr,
-    T_PAD: tl.constexpr,
+    sampled_at, peaks_at, lse_at, rows, parts, tiles, m, n, scale,
+    Q_RUN: tl.constexpr, CHUNK: tl.constexpr, N_PAD: tl.constexpr, T_PAD: tl.constexpr,
     NORMALISED: tl.constexpr,
-):
+):  # fmt: skip
     block = tl.program_id(0)
     slot = tl.program_id(1)
     column = tl.arange(0, N_PAD)
@@ -293,7 +249,8 @@ class _PeakScratch(NamedTuple):
 
 
 class _PeakLaunches(NamedTuple):
-    """What of a call follows from its shapes. `parts`: heads from, to, and their launches."""
+    """How peak scores are made: the shapes of the scores and of scratch memory, and per `part` from
+    which head, to which, and the three launches."""
 
     shape: tuple[int, int, int, int]
     packed: tuple[int, int, int]
@@ -339,35 +296,16 @@ def _prepare(
     per_split = even_splits(tiles, row_tiles * slots, 2 * processors(q.device))
     n_pad = power_of_two(n)
     t_pad = power_of_two(tiles)
-    to_gather = {
-        "D": dim,
-        "D_PAD": d_pad,
-        "RUN": run,
-        "KEYS": tile.keys,
-        "HAS_LENGTH": has_length,
-        "num_warps": 2,
-    }
+    of_tile = {"D": dim, "D_PAD": d_pad, "RUN": run, "KEYS": tile.keys}
+    to_gather = {**of_tile, "HAS_LENGTH": has_length, "num_warps": 2}
     to_find = {
-        "D": dim,
-        "D_PAD": d_pad,
-        "Q_RUN": q_run,
-        "RUN": run,
-        "ROWS": tile.rows,
-        "KEYS": tile.keys,
-        "NORMALISED": normalised,
-        "MATRIX": tma,
-        "STAGES": tile.stages,
-        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
-        **tile.options,
-    }
+        **of_tile, "Q_RUN": q_run, "ROWS": tile.rows, "NORMALISED": normalised, "MATRIX": tma,
+        "STAGES": tile.stages, "PRECISION": precision(q.dtype), **tile.options,
+    }  # fmt: skip
     to_pool = {
-        "Q_RUN": q_run,
-        "CHUNK": max(1, min(q_run, 4096 // max(n_pad, t_pad))),
-        "N_PAD": n_pad,
-        "T_PAD": t_pad,
-        "NORMALISED": normalised,
-        "num_warps": 4,
-    }
+        "Q_RUN": q_run, "CHUNK": max(1, min(q_run, 4096 // max(n_pad, t_pad))), "N_PAD": n_pad,
+        "T_PAD": t_pad, "NORMALISED": normalised, "num_warps": 4,
+    }  # fmt: skip
     found = []
     for start, stop in launches:
         size = stop - start
@@ -388,10 +326,5 @@ def _prepare(
     matrix = None
     if tma:
         matrix = DescriptorTemplate((slots * columns, d_pad), d_pad, (tile.keys, d_pad), k.dtype)
-    return _PeakLaunches(
-        (batch, heads, m, n),
-        (slots, columns, d_pad),
-        at.end,
-        matrix,
-        tuple(found),
-    )
+    packed = (slots, columns, d_pad)
+    return _PeakLaunches((batch, heads, m, n), packed, at.end, matrix, tuple(found))

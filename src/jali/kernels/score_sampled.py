@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .descriptor import DescriptorTemplate, matrix_view, use_descriptors
 from .launch import Launch, TensorSpec, spec_of
-from .score_mass import mass_launch
+from .score_mass import MassLaunches, mass_launch
 from .score_tiles import (
     Tile,
     cdiv,
@@ -30,6 +28,7 @@ from .score_tiles import (
     padded_dim,
     positive_scale,
     power_of_two,
+    precision,
     processors,
     shared_bytes,
 )
@@ -56,39 +55,17 @@ def _log_sums(logits, scale, GROUPS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.
 
 @triton.jit
 def _sampled_lse_kernel(
-    q,
-    k,
+    q, k,
     k_matrix,  # descriptor of all keys, see MatrixView, or unused
     positions,  # int [rows]: the token every sample row reads
     key_length,  # int32 [B] or unused
     lse,  # fp32 [heads of this launch, rows, parts]
-    first_head,
-    heads,
-    kv_group,
-    rows,
-    keys,
-    parts,
-    tiles_per_split,
-    scale,
-    q_b,
-    q_h,
-    q_s,
-    k_b,
-    k_h,
-    k_s,
-    k_row_b,
-    k_row_h,
-    k_col_h,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    HAS_LENGTH: tl.constexpr,
-    MATRIX: tl.constexpr,
-    STAGES: tl.constexpr,
+    first_head, heads, kv_group, rows, keys, parts, tiles_per_split, scale,
+    q_b, q_h, q_s, k_b, k_h, k_s, k_row_b, k_row_h, k_col_h,
+    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    GROUPS: tl.constexpr, HAS_LENGTH: tl.constexpr, MATRIX: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     row_tile = tl.program_id(0)
     split = tl.program_id(1)
     slot = tl.program_id(2)
@@ -178,40 +155,20 @@ def sampled_scores(
     for keys to be read through a descriptor where strides allow, or forbids it (None: what is
     faster); it and `tile` tune speed only.
     """
-    call = _prepare(
+    launches, keys = _prepare(
         spec_of(q), spec_of(k), q_block, k_block, scale, positions.shape, key_length is not None,
         tile, tma,
     )  # fmt: skip
-    out = torch.empty(*call.shape, dtype=torch.float32, device=q.device)
-    lse = torch.empty(*call.scratch, dtype=torch.float32, device=q.device)
-    matrix = None if call.keys is None else call.keys.bind(k)
-    flat = positions.contiguous()
-    if len(call.parts) == 1:
-        score, pool = call.parts[0][1:]
-        score(q, k, matrix, flat, key_length, lse)
-        pool(lse, out)
-        return out
-    by_head = out.flatten(0, 1)
-    for (start, stop), score, pool in call.parts:
-        score(q, k, matrix, flat, key_length, lse)
-        pool(lse[: stop - start], by_head[start:stop])
-    return out
-
-
-class _SampledLaunches(NamedTuple):
-    """What of a call follows from its shapes. `parts`: heads from, to, and their two launches."""
-
-    shape: tuple[int, int, int, int]
-    scratch: tuple[int, int, int]
-    keys: DescriptorTemplate | None
-    parts: tuple[tuple[tuple[int, int], Launch, Launch], ...]
+    matrix = None if keys is None else keys.bind(k)
+    return launches(q.device, q, k, matrix, positions.contiguous(), key_length)
 
 
 @functools.lru_cache(maxsize=256)
 def _prepare(
     q: TensorSpec, k: TensorSpec, q_block: int, k_block: int, scale: float,
     positions: tuple[int, ...], has_length: bool, tile: Tile | None, tma: bool | None,
-) -> _SampledLaunches:  # fmt: skip
+) -> tuple[MassLaunches, DescriptorTemplate | None]:  # fmt: skip
+    """The launches of such calls, and what makes the descriptor of their keys."""
     check_queries_keys(q, k)
     batch, heads, q_len, dim = q.shape
     kv_heads, k_len = k.shape[1], k.shape[2]
@@ -244,7 +201,7 @@ def _prepare(
         "HAS_LENGTH": has_length,
         "MATRIX": view is not None,
         "STAGES": tile.stages,
-        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        "PRECISION": precision(q.dtype),
         **tile.options,
     }
     steps = (0, 0, 0) if view is None else view.steps
@@ -255,8 +212,8 @@ def _prepare(
             *q.stride[:3], *k.stride[:3], *steps,
         )  # fmt: skip
         grid = (row_tiles, cdiv(tiles, per_split), stop - start)
-        pool = mass_launch(stop - start, rows, m, n, per_block, parts_per_block)
+        mass = mass_launch(stop - start, rows, m, n, per_block, parts_per_block)
         score = Launch(_sampled_lse_kernel, grid, numbers, constants)
-        found.append(((start, stop), score, pool))
+        found.append((start, stop, score, mass))
     keys = None if view is None else view.template(tile.keys, dim, k.dtype)
-    return _SampledLaunches((batch, heads, m, n), (slots, rows, parts), keys, tuple(found))
+    return MassLaunches((batch, heads, m, n), (slots, rows, parts), tuple(found)), keys

@@ -80,6 +80,11 @@ def operand_bytes(dtype: torch.dtype, depth: int) -> int:
     return depth * dtype.itemsize * (2 if dtype == torch.float32 else 1)
 
 
+def precision(dtype: torch.dtype) -> str:
+    """How tensor cores multiply: fp32 in three passes, so that it stays fp32."""
+    return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
 def fit(tile: Tile, row_bytes: int, limit: int, *, resident: bool, least_keys: int = 16) -> Tile:
     """Shrink `tile` until its operands fit in `limit` bytes of shared memory.
 

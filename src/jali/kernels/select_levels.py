@@ -17,31 +17,21 @@ from jali.kernels.lists import StackedLists, StackedListsSpec
 from .launch import Launch
 from .score_tiles import power_of_two
 from .select_lists import packed_ratios, row_options, store_lists
-from .select_rank import HIGHEST, cut_of, kth_key, midpoint, ordered_keys, running_counts
+from .select_rank import HIGHEST, cut_of, midpoint, ordered_keys, running_counts
 
 
 @triton.jit
 def _list_levels_kernel(
-    scores,
-    ends,
-    forced,
-    full_rows,
-    cap,
+    scores, ends, forced, full_rows, cap,
     counts,  # int32 [LIST_COUNT, lines]
     indices,  # int32 [LIST_COUNT, lines, n]
-    m,
-    n,
-    end_stride,
+    m, n, end_stride,
     RATIOS: tl.constexpr,  # one byte per level, first level lowest
     COUNT: tl.constexpr,
     LIST_RATIOS: tl.constexpr,  # the same of the levels that are listed
-    LIST_COUNT: tl.constexpr,
-    N_PAD: tl.constexpr,
-    HAS_FORCED: tl.constexpr,
-    HAS_FULL: tl.constexpr,
+    LIST_COUNT: tl.constexpr, N_PAD: tl.constexpr, HAS_FORCED: tl.constexpr, HAS_FULL: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.program_id(1)
     line = slot.to(tl.int64) * m + row
@@ -56,14 +46,10 @@ def _list_levels_kernel(
     for index in tl.static_range(COUNT):
         end = tl.minimum(tl.load(ends + line * end_stride + index), n)
         k = tl.maximum(end, 1)
-        if EARLY:
-            # Forced entries cannot be told apart by rank; an end among them is left to the scan.
-            cut, exact = cut_of(key, real, tl.maximum(k, fixed))
-            exact &= k >= fixed
-            cut = tl.where(k < fixed, HIGHEST, cut)
-        else:
-            cut = kth_key(key, k)
-            exact = k < 0
+        # Forced entries cannot be told apart by rank; an end among them is left to the scan.
+        cut, exact = cut_of(key, real, tl.maximum(k, fixed))
+        exact &= k >= fixed
+        cut = tl.where(k < fixed, HIGHEST, cut)
         if exact:  # nobody ties at the cut, so nothing needs to be counted
             within = key > cut
         else:
@@ -96,7 +82,6 @@ def list_levels(
     cap: Tensor | None = None,
     *,
     warps: int | None = None,
-    early_exit: bool = True,
 ) -> StackedLists:
     """Blocks by level: the lists of those read at each of `list_ratios`. Widths are N; a count may
     be 0.
@@ -106,12 +91,11 @@ def list_levels(
     `forced` bool/uint8 [M,N] blocks and all blocks of `full_rows` [M] get level 1. `cap` uint8
     [B,H,N], at least 1, bounds levels from above (a skipped block stays skipped). A row that would
     read nothing reads its first block in full. N <= 4096, at most 7 ratios; all tensors but `cap`
-    contiguous. `warps` and `early_exit` (leave each bisection once it has found its count) tune
-    speed only.
+    contiguous. `warps` tunes speed only.
     """
     spec, launch = _levels_launch(
         scores.shape, ends.shape, ratios, list_ratios, forced is not None, full_rows is not None,
-        cap is not None, warps, early_exit,
+        cap is not None, warps,
     )  # fmt: skip
     shape, device = spec.shape, scores.device
     counts = torch.empty(*shape[:4], dtype=torch.int32, device=device)
@@ -125,7 +109,6 @@ def list_levels(
 def _levels_launch(
     shape: tuple[int, ...], ends: tuple[int, ...], ratios: tuple[int, ...],
     listed: tuple[int, ...], has_forced: bool, has_full: bool, has_cap: bool, warps: int | None,
-    early_exit: bool,
 ) -> tuple[StackedListsSpec, Launch]:  # fmt: skip
     """What the lists are but for their numbers, and what writes them."""
     batch, heads, m, n = shape
@@ -141,7 +124,6 @@ def _levels_launch(
         "HAS_FORCED": has_forced,
         "HAS_FULL": has_full,
         "HAS_CAP": has_cap,
-        "EARLY": early_exit,
         **row_options(n_pad, warps),
     }
     numbers = (m, n, 0 if len(ends) == 1 else len(ratios))
@@ -151,19 +133,9 @@ def _levels_launch(
 
 @triton.jit
 def _cumulative_ends_kernel(
-    scores,
-    bounds,
-    forced,
-    ends,
-    m,
-    n,
-    least,
-    COUNT: tl.constexpr,
-    N_PAD: tl.constexpr,
-    HAS_FORCED: tl.constexpr,
-    CROSSING: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    scores, bounds, forced, ends, m, n, least,
+    COUNT: tl.constexpr, N_PAD: tl.constexpr, HAS_FORCED: tl.constexpr, CROSSING: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.program_id(1)
     column = tl.arange(0, N_PAD)
@@ -184,26 +156,20 @@ def _cumulative_ends_kernel(
         bound = (tl.load(bounds + index) + 1e-6) * total
         # The lowest cut whose entries at or above it still fit; keys of scores are never negative.
         over = 0
-        if EARLY:
-            # All at or above `fit` fit; all at or above `over` do not (or `over` is 0). It ends
-            # when one entry lies between the two: that one is the first that does not fit.
-            fit = tl.max(key, 0) + 1
-            between = n
-            step = 0
-            while (over + 1 < fit) & (between > 1):
-                lower = tl.minimum(midpoint(over, fit, step), fit - 1)
-                inside = real & (key >= lower)
-                fits = spent + tl.sum(tl.where(inside, score, 0.0), 0) <= bound
-                fit = tl.where(fits, lower, fit)
-                over = tl.where(fits, over, lower)
-                between = tl.sum((real & (key >= over) & (key < fit)).to(tl.int32), 0)
-                step += 1
-            over = tl.maximum(over, tl.max(tl.where(real & (key < fit), key, 0), 0))
-        else:
-            for step in tl.range(0, 31):
-                lower = over + (1 << (30 - step))
-                fits = spent + tl.sum(tl.where(real & (key >= lower), score, 0.0), 0) <= bound
-                over = tl.where(fits, over, lower)
+        # All at or above `fit` fit; all at or above `over` do not (or `over` is 0). It ends when
+        # one entry lies between the two: that one is the first that does not fit.
+        fit = tl.max(key, 0) + 1
+        between = n
+        step = 0
+        while (over + 1 < fit) & (between > 1):
+            lower = tl.minimum(midpoint(over, fit, step), fit - 1)
+            inside = real & (key >= lower)
+            fits = spent + tl.sum(tl.where(inside, score, 0.0), 0) <= bound
+            fit = tl.where(fits, lower, fit)
+            over = tl.where(fits, over, lower)
+            between = tl.sum((real & (key >= over) & (key < fit)).to(tl.int32), 0)
+            step += 1
+        over = tl.maximum(over, tl.max(tl.where(real & (key < fit), key, 0), 0))
         # `over` is the highest key at which the sum no longer fits (0 if everything fits).
         inside = real & (key > over)
         used = spent + tl.sum(tl.where(inside, score, 0.0), 0)
@@ -229,7 +195,6 @@ def cumulative_ends(
     crossing: bool = True,
     forced: Tensor | None = None,
     warps: int | None = None,
-    early_exit: bool = True,
 ) -> Tensor:
     """How many of the best blocks hold each cumulative share of a row: int32 [B,H,M,R].
 
@@ -240,7 +205,7 @@ def cumulative_ends(
     """
     shape, count = scores.shape, bounds.shape[0]
     ends = torch.empty(*shape[:3], count, dtype=torch.int32, device=scores.device)
-    launch = _ends_launch(shape, count, least, forced is not None, crossing, early_exit, warps)
+    launch = _ends_launch(shape, count, least, forced is not None, crossing, warps)
     flags = None if forced is None else forced.contiguous()
     launch(scores.contiguous(), bounds.contiguous(), flags, ends)
     return ends
@@ -249,7 +214,7 @@ def cumulative_ends(
 @functools.lru_cache(maxsize=256)
 def _ends_launch(
     shape: tuple[int, ...], count: int, least: int, has_forced: bool, crossing: bool,
-    early_exit: bool, warps: int | None,
+    warps: int | None,
 ) -> Launch:  # fmt: skip
     batch, heads, m, n = shape
     n_pad = power_of_two(n)
@@ -258,7 +223,6 @@ def _ends_launch(
         "N_PAD": n_pad,
         "HAS_FORCED": has_forced,
         "CROSSING": crossing,
-        "EARLY": early_exit,
         **row_options(n_pad, warps),
     }
     return Launch(_cumulative_ends_kernel, (m, batch * heads), (m, n, least), constants)

@@ -14,28 +14,14 @@ from jali.kernels.lists import StackedLists, StackedListsSpec
 
 from .launch import Launch
 from .score_tiles import power_of_two
-from .select_rank import HIGHEST, cut_of, kth_key, ordered_keys, running_count, running_counts
+from .select_rank import HIGHEST, cut_of, ordered_keys, running_count
 
 
 @triton.jit
 def _select_lists_kernel(
-    scores,
-    keep,
-    forced,
-    full_rows,
-    counts,
-    indices,
-    m,
-    n,
-    width,
-    keep_slot,
-    keep_row,
-    N_PAD: tl.constexpr,
-    W_PAD: tl.constexpr,
-    HAS_FORCED: tl.constexpr,
-    HAS_FULL: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    scores, keep, forced, full_rows, counts, indices, m, n, width, keep_slot, keep_row,
+    N_PAD: tl.constexpr, W_PAD: tl.constexpr, HAS_FORCED: tl.constexpr, HAS_FULL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.program_id(1)
     column = tl.arange(0, N_PAD)
@@ -50,19 +36,12 @@ def _select_lists_kernel(
     if HAS_FULL:
         k = tl.where(tl.load(full_rows + row) != 0, n, k)
     k = tl.minimum(k, n)
-    if EARLY:
-        cut, exact = cut_of(key, real, k)
-        chosen = key > cut
-        if not exact:  # the first of those that tie at the cut belong too
-            ties = k - tl.sum(chosen.to(tl.int32), 0)
-            chosen |= real & (key == cut) & (running_count(key == cut, N_PAD) <= ties)
-        place = running_count(chosen, N_PAD) - 1
-    else:
-        cut = kth_key(key, k)
-        above, equal = running_counts(key, cut)
-        ties = k - tl.max(above, 0)
-        chosen = real & ((key > cut) | ((key == cut) & (equal <= ties)))
-        place = above + tl.minimum(equal, ties) - 1
+    cut, exact = cut_of(key, real, k)
+    chosen = key > cut
+    if not exact:  # the first of those that tie at the cut belong too
+        ties = k - tl.sum(chosen.to(tl.int32), 0)
+        chosen |= real & (key == cut) & (running_count(key == cut, N_PAD) <= ties)
+    place = running_count(chosen, N_PAD) - 1
     k = tl.minimum(k, width)
     tl.store(counts + line, k)
     tl.store(indices + line * width + place, column, mask=chosen & (place < width))
@@ -80,7 +59,6 @@ def select_lists(
     *,
     warps: int | None = None,
     registers: int = 112,
-    early_exit: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The `keep` best key blocks of every row, ascending.
 
@@ -88,13 +66,12 @@ def select_lists(
     bool/uint8 [M,N] blocks come first and count inside `keep`; a row with more of them keeps them
     all. `full_rows` bool/uint8 [M] read every block. Equal scores go to the lower index. Returns
     counts int32 [B,H,M], at least 1, and indices int32 [B,H,M,W] with W = `width` or N: entries
-    behind the count are 0. A `width` below a row's count cuts the row short. `warps`,
-    `registers` (per thread) and `early_exit` (leave the bisection once it has found k blocks) tune
-    speed only.
+    behind the count are 0. A `width` below a row's count cuts the row short. `warps` and
+    `registers` (per thread) tune speed only.
     """
     shape, launch = _lists_launch(
         scores.shape, keep.dim(), width, forced is not None, full_rows is not None, warps,
-        registers, early_exit,
+        registers,
     )  # fmt: skip
     device = scores.device
     counts = torch.empty(*shape[:3], dtype=torch.int32, device=device)
@@ -109,7 +86,7 @@ def select_lists(
 @functools.lru_cache(maxsize=256)
 def _lists_launch(
     shape: tuple[int, ...], keep_dims: int, width: int | None, has_forced: bool, has_full: bool,
-    warps: int | None, registers: int, early_exit: bool,
+    warps: int | None, registers: int,
 ) -> tuple[tuple[int, ...], Launch]:  # fmt: skip
     """The indices' shape and what writes them."""
     batch, heads, m, n = shape
@@ -122,7 +99,6 @@ def _lists_launch(
         "W_PAD": power_of_two(width),
         "HAS_FORCED": has_forced,
         "HAS_FULL": has_full,
-        "EARLY": early_exit,
         **row_options(n_pad, warps, registers),
     }
     # How far the next head's and the next row's count is: one for all, per head, or per row.
@@ -137,13 +113,10 @@ def store_lists(
     level,  # int32 [N_PAD], 0 beyond n
     counts,  # int32 [COUNT, lines]
     indices,  # int32 [COUNT, lines, n]
-    line,
-    lines,
-    n,
+    line, lines, n,
     RATIOS: tl.constexpr,  # one byte per ratio, first ratio lowest
-    COUNT: tl.constexpr,
-    N_PAD: tl.constexpr,
-):
+    COUNT: tl.constexpr, N_PAD: tl.constexpr,
+):  # fmt: skip
     """The blocks of one row that are read at each ratio, ascending, and zeros behind them."""
     column = tl.arange(0, N_PAD)
     for index in tl.static_range(COUNT):

@@ -75,16 +75,6 @@ def cut_of(key, real, k):
 
 
 @triton.jit
-def kth_key(key, k):
-    """The k-th largest key (k >= 1), bit by bit. Padding must be LOWEST and come last."""
-    cut = tl.where(tl.sum((key >= 0).to(tl.int32), 0) >= k, 0, LOWEST)
-    for step in tl.range(0, 31):
-        higher = cut + (1 << (30 - step))
-        cut = tl.where(tl.sum((key >= higher).to(tl.int32), 0) >= k, higher, cut)
-    return cut
-
-
-@triton.jit
 def running_counts(key, cut):
     """Per entry, how many up to and including it lie above `cut`, and how many equal it."""
     above = (key > cut).to(tl.int32)
