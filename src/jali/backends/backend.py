@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -67,14 +67,33 @@ class Backend(abc.ABC):
         """
 
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+HALF_PRECISION = {torch.float16: 2e-3, torch.bfloat16: 1e-2}  # the tolerance of most backends
 
 
-def dtype_reasons(task: Task, known: tuple[torch.dtype, ...] = FLOATS) -> list[str]:
-    if task.dtype in known:
-        return []
-    names = ", ".join(str(d).removeprefix("torch.") for d in known)
-    return [f"needs {names}, the tensors are {str(task.dtype).removeprefix('torch.')}"]
+def common_reasons(
+    task: Task, dtypes: Collection[torch.dtype], head_dims: range, *, pools: bool = True
+) -> list[str]:
+    """Why kernels for these dtypes and head dims, which may read pooled keys, cannot run this."""
+    reasons = []
+    if task.dtype not in dtypes:
+        names = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+        got = str(task.dtype).removeprefix("torch.")
+        reasons.append(f"needs {names}, the tensors are {got}")
+    if task.head_dim not in head_dims:
+        steps = "" if head_dims.step == 1 else f" in steps of {head_dims.step}"
+        reasons.append(
+            f"needs a head dim of {head_dims[0]}..{head_dims[-1]}{steps}, got {task.head_dim}"
+        )
+    if not pools and task.ratios != (1,):
+        reasons.append("reads keys at full resolution only, this plan pools them")
+    if task.causal:
+        reasons.append("has no causal plans here")
+    return reasons
+
+
+def multiples(blocks: Blocks, q: int, k: int) -> Blocks:
+    """The smallest blocks of a multiple of q queries and of k keys that are not below these."""
+    return Blocks(-(-blocks.q // q) * q, -(-blocks.k // k) * k)
 
 
 def contiguous_rows(x: Tensor) -> Tensor:

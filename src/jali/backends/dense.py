@@ -14,13 +14,9 @@ from jali.tokens.padding import KeyPadding
 
 
 def stock(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    padding: KeyPadding | None = None,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, padding: KeyPadding | None = None,
     causal: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """PyTorch's own attention, called as a model would call it. [B, H, S, D]."""
     gqa = q.shape[1] != k.shape[1]
     if padding is None:

@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from jali.backends.backend import Backend, Task, contiguous_rows, dtype_reasons
+from jali.backends.backend import (
+    HALF_PRECISION,
+    Backend,
+    Task,
+    common_reasons,
+    contiguous_rows,
+    multiples,
+)  # fmt: skip
 from jali.kernels.lists import BlockList
 from jali.planning.plan import BlockPlan
 from jali.tokens.heads import heads_last
@@ -31,19 +38,11 @@ class Fa4(Backend):
     last entry of a list, and any other order would silently read past the keys."""
 
     name: ClassVar[str] = "fa4"
-    tolerance: ClassVar[Mapping[torch.dtype, float]] = {
-        torch.float16: 2e-3, torch.bfloat16: 1e-2,
-    }  # fmt: skip
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = HALF_PRECISION
 
     def why_not(self, task: Task) -> list[str]:
         reasons = [*why_no_kernel(task.device)]
-        reasons += dtype_reasons(task, (torch.float16, torch.bfloat16))
-        if task.head_dim % 8 or task.head_dim > 128:
-            reasons.append(f"needs a head dim of 8..128 in steps of 8, got {task.head_dim}")
-        if task.ratios != (1,):
-            reasons.append("reads keys at full resolution only, this plan pools them")
-        if task.causal:
-            reasons.append("has no causal plans here")
+        reasons += common_reasons(task, HALF_PRECISION, range(8, 129, 8), pools=False)
         if task.padding == "mask":
             reasons.append("knows key lengths, not key masks")
         if task.padding == "length":
@@ -58,11 +57,11 @@ class Fa4(Backend):
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:
         """Hopper: multiples of 64 rows, and 64, 96 or 128 keys. Blackwell: 256, 128."""
         if _generation(task.device) != 9:
-            return Blocks(-(-blocks.q // 256) * 256, 128)
+            return Blocks(multiples(blocks, 256, 1).q, 128)
         if blocks.k in (64, 96, 128) and blocks.q % 64 == 0:
             return blocks
         keys = blocks.k if blocks.k in (64, 96, 128) else 64 if blocks.k < 64 else 128
-        return Blocks(-(-blocks.q // 64) * 64, keys)
+        return Blocks(multiples(blocks, 64, 1).q, keys)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
@@ -141,21 +140,18 @@ def sparse(
     """Attention to the listed blocks, rows of q, k and v contiguous: output and log-sum-exp."""
     counts, indices = listed
     empty_counts, empty_indices = _no_masked_blocks(counts.shape[2], q.device)
-    out, lse = _flash().flash_attn_func(
-        heads_last(q),
-        heads_last(k),
-        heads_last(v),
-        softmax_scale=scale,
-        block_sparse_tensors=_block_sparse()(
-            mask_block_cnt=empty_counts,
-            mask_block_idx=empty_indices,
-            full_block_cnt=counts,
-            full_block_idx=indices,
-            block_size=(blocks.q, blocks.k),
-        ),
-        pack_gqa=False,  # packed query heads would all read the lists of one of them
-        return_lse=True,
+    listed_blocks = _block_sparse()(
+        mask_block_cnt=empty_counts,
+        mask_block_idx=empty_indices,
+        full_block_cnt=counts,
+        full_block_idx=indices,
+        block_size=(blocks.q, blocks.k),
     )
+    out, lse = _flash().flash_attn_func(
+        heads_last(q), heads_last(k), heads_last(v), softmax_scale=scale,
+        block_sparse_tensors=listed_blocks, return_lse=True,
+        pack_gqa=False,  # packed query heads would all read the lists of one of them
+    )  # fmt: skip
     return out.transpose(1, 2), lse
 
 

@@ -4,20 +4,17 @@ kernel the pooled ones and adds the two: their log-sum-exps tell how."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from jali import kernels
 from jali.backends import fa4
-from jali.backends.backend import Backend, Task, contiguous_rows
+from jali.backends.backend import Task, contiguous_rows
 from jali.backends.fa4 import Fa4
 from jali.backends.triton import Triton
 from jali.planning.plan import BlockPlan
-from jali.tokens.layout import Blocks
 from jali.tokens.padding import KeyPadding
 
 
@@ -26,26 +23,19 @@ def pooled(ratios: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ratio for ratio in ratios if ratio != 1)
 
 
-class Fa4Triton(Backend):
+class Fa4Triton(Fa4):
     """Pays off where much is read in full; the second kernel reads what the first wrote."""
 
     name: ClassVar[str] = "fa4+triton"
-    tolerance: ClassVar[Mapping[torch.dtype, float]] = Fa4.tolerance
 
     def why_not(self, task: Task) -> list[str]:
-        reasons = Fa4().why_not(replace(task, ratios=(1,)))
+        reasons = super().why_not(replace(task, ratios=(1,)))
         reasons += [reason for reason in Triton().why_not(task) if reason not in reasons]
         if task.ratios == (1,):
             reasons.append("is for plans that pool keys; this one does not")
         if task.padding is not None:
             reasons.append("has no key padding")
         return reasons
-
-    def preferred(self, task: Task) -> Blocks:
-        return Fa4().preferred(task)
-
-    def fitting(self, blocks: Blocks, task: Task) -> Blocks:
-        return Fa4().fitting(blocks, task)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from jali.backends.backend import Backend, Task, dtype_reasons
+from jali.backends.backend import HALF_PRECISION, Backend, Task, common_reasons, multiples
 from jali.planning.plan import BlockPlan
 from jali.tokens.layout import Blocks
 from jali.tokens.padding import KeyPadding
@@ -21,22 +21,14 @@ class Flex(Backend):
     """Compiled once per shape; the first call of a shape takes some seconds."""
 
     name: ClassVar[str] = "flex"
-    tolerance: ClassVar[Mapping[torch.dtype, float]] = {
-        torch.float32: 2e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2,
-    }  # fmt: skip
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float32: 2e-3, **HALF_PRECISION}
 
     def why_not(self, task: Task) -> list[str]:
-        reasons = dtype_reasons(task)
+        reasons = common_reasons(task, self.tolerance, range(16, 257), pools=False)
         if task.device.type != "cuda":
             reasons.append("skips blocks on CUDA only; elsewhere it would compute all of them")
         if importlib.util.find_spec("triton") is None:
             reasons.append("triton is not installed: pip install 'jali[triton]'")
-        if not 16 <= task.head_dim <= 256:
-            reasons.append(f"needs a head dim of 16..256, got {task.head_dim}")
-        if task.ratios != (1,):
-            reasons.append("reads keys at full resolution only, this plan pools them")
-        if task.causal:
-            reasons.append("has no causal plans here")
         if task.padding is not None:
             reasons.append("has no key padding here")
         return reasons
@@ -46,7 +38,7 @@ class Flex(Backend):
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
         """Its tiles of 128 × 128 (or smaller ones) must divide the blocks."""
-        return Blocks(-(-blocks.q // 128) * 128, -(-blocks.k // 128) * 128)
+        return multiples(blocks, 128, 128)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
@@ -55,14 +47,9 @@ class Flex(Backend):
         assert padding is None
         mask = block_mask(plan, q.shape[0], q.shape[1])
         with _many_shapes():
+            gqa = q.shape[1] != k.shape[1]
             out, lse = _compiled()(
-                q,
-                k,
-                v,
-                block_mask=mask,
-                scale=scale,
-                enable_gqa=q.shape[1] != k.shape[1],
-                return_lse=True,
+                q, k, v, block_mask=mask, scale=scale, enable_gqa=gqa, return_lse=True
             )
         return out, lse
 
