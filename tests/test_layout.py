@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jali
+import jali.backends
 from jali import Blocks, Box, FrameWindows, Gilbert, Raster, Text, Tiled, TokenGrid, block_layout
-from jali import layout as layout_module
+from jali.tokens import layout as layout_module
 from jali.tokens.layout import BlockLayout
 
 ORDERS = [Raster(), Gilbert(), FrameWindows(), Tiled((2, 4, 4)), Tiled((2, 3, 5), True)]
@@ -153,3 +158,24 @@ def test_refuses_what_cannot_be() -> None:
     for q, k in ((0, 1), (1, 2.0), (True, 1), (1, -1)):
         with pytest.raises(ValueError, match="block must be an int >= 1"):
             Blocks(q, k)  # type: ignore[arg-type]
+
+
+def test_a_layout_is_shown_in_one_line() -> None:
+    video = TokenGrid.video(2, 4, 4, text=3)
+    layout = block_layout(video, order=Gilbert(), blocks=Blocks(16, 8))
+    assert repr(layout) == "BlockLayout(3 text + 2×4×4, Gilbert(), 3×5 blocks of 16×8, cpu)"
+    layout = block_layout(TokenGrid.flat(10), TokenGrid.flat(64), blocks=Blocks(16, 8), offset=5)
+    assert repr(layout) == "BlockLayout(1×1×10 on 1×1×64 at 5, Raster(), 1×8 blocks of 16×8, cpu)"
+
+
+EXAMPLES = ("backends", "backends.backend", "planning.plan", "tokens.grid", "tokens.layout",
+            "tokens.order")  # fmt: skip
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_examples_in_docstrings_run(module: str) -> None:
+    names = {**vars(jali.backends), "torch": torch}
+    names |= {name: getattr(jali, name) for name in jali.__all__}
+    done = doctest.testmod(importlib.import_module(f"jali.{module}"), extraglobs=names)
+    assert done.attempted
+    assert not done.failed

@@ -181,3 +181,17 @@ def test_the_tally_is_the_work(plan: BlockPlan) -> None:
             assert torch.equal(count, (plan.levels == ratio).sum((-2, -1)))
         work = sum(count.double() / ratio for ratio, count in tally.items())
         torch.testing.assert_close(one.costs.double(), work / pairs)
+
+
+def test_a_plan_is_shown_in_one_line_without_its_numbers() -> None:
+    layout = layout_of(2, 3, 128, 64)
+    levels = torch.empty(3, 12, 2, 3, dtype=torch.uint8, device="meta")  # holds none
+    plan = BlockPlan(layout, (1, 2, 4), map=levels)
+    assert repr(plan) == "BlockPlan(3×12 heads, 2×3 blocks of 128×64, ratios 1/2/4)"
+    lists = {
+        1: BlockList(torch.empty(1, 12, 2, device="meta"), torch.empty(1, 12, 2, 3, device="meta")),
+        8: BlockList(torch.empty(3, 1, 2, device="meta"), torch.empty(3, 1, 2, 3, device="meta")),
+    }
+    plan = BlockPlan(layout, (1, 8), given=lists, causal=True)
+    assert plan.shape == (3, 12, 2, 3)
+    assert repr(plan) == "BlockPlan(3×12 heads, 2×3 blocks of 128×64, ratios 1/8, causal)"

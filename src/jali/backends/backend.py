@@ -19,7 +19,9 @@ from jali.tokens.padding import KeyPadding
 class Task:
     """The static facts of a call: all that decides whether a backend can run it.
 
-    Known before any planning, so that method and backend can agree on blocks first.
+    Known before any planning, so that method and backend can agree on blocks first. `ratios`: the
+    ratios a plan may use, ascending. `padding`: None, "mask", "length" (known to the device only)
+    or "host length".
     """
 
     device: torch.device
@@ -35,7 +37,17 @@ class Task:
 
 
 class Backend(abc.ABC):
-    """An empty `why_not` promises a result within `tolerance` of the reference."""
+    """Executes plans. An empty `why_not` promises a result within `tolerance` of the reference.
+
+    >>> layout = block_layout(TokenGrid.flat(512), blocks=Blocks(128, 64))
+    >>> levels = torch.ones(1, 1, layout.M, layout.N)
+    >>> q, k, v = torch.randn(3, 1, 4, 512, 64)
+    >>> out, lse = BACKENDS["torch"].attend(
+    ...     q, k, v, BlockPlan.from_levels(levels, layout), scale=64**-0.5
+    ... )
+    >>> out.shape, lse.shape
+    (torch.Size([1, 4, 512, 64]), torch.Size([1, 4, 512]))
+    """
 
     name: ClassVar[str]
     # Largest relative error ‖out − ref‖ / ‖ref‖ against fp32 attention on the same inputs.

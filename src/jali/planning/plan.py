@@ -52,7 +52,21 @@ class BlockPlan:
 
     @classmethod
     def from_levels(cls, levels: Tensor, layout: BlockLayout, causal: bool = False) -> BlockPlan:
-        """A plan made by hand, fully checked (this waits for the device)."""
+        """A plan made by hand, fully checked (this waits for the device).
+
+        levels: integers [B or 1, H or 1, M, N], 0 to skip a block pair, 1 to read it, 2, 4 or 8 to
+        read means of that many keys. `layout` is what cuts the sequences into M × N blocks; a
+        `causal` plan also hides keys after the query inside the blocks it reads.
+
+        Raises ValueError for other levels or shapes, for key blocks that a ratio does not divide,
+        and where a query block reads nothing.
+
+        >>> layout = block_layout(TokenGrid.video(4, 16, 16), blocks=Blocks(128, 64))
+        >>> levels = torch.full((1, 1, layout.M, layout.N), 8)
+        >>> levels[..., layout.own] = 1
+        >>> BlockPlan.from_levels(levels, layout)
+        BlockPlan(1×1 heads, 8×16 blocks of 128×64, ratios 1/8)
+        """
         found = sorted(levels.unique().tolist())  # before the cast: uint8 would wrap 257 to 1
         unknown = [x for x in found if x not in (SKIP, *RATIOS)]
         if unknown:
@@ -67,19 +81,33 @@ class BlockPlan:
     def blocks(self) -> Blocks:
         return self.layout.blocks
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[B|1, H|1, M, N], known without waiting for the device."""
+        if self.map is not None:
+            return tuple(self.map.shape)
+        assert self.given is not None
+        counts = torch.broadcast_shapes(*(part.counts.shape for part in self.given.values()))
+        return *counts, self.layout.N
+
+    def __repr__(self) -> str:
+        B, H, M, N = self.shape
+        ratios, causal = "/".join(map(str, self.ratios)), ", causal" if self.causal else ""
+        return f"BlockPlan({B}×{H} heads, {M}×{N} blocks of {self.blocks}, ratios {ratios}{causal})"
+
     @functools.cached_property
     def levels(self) -> Tensor:
         """uint8 [B|1, H|1, M, N]."""
         if self.map is not None:
             return self.map
         assert self.given is not None
-        shape = torch.broadcast_shapes(*(part.counts.shape for part in self.given.values()))
-        levels = torch.zeros(*shape, self.layout.N, dtype=torch.uint8, device=self.layout.device)
+        levels = torch.zeros(self.shape, dtype=torch.uint8, device=self.layout.device)
         for ratio, part in self.given.items():
             slot = torch.arange(part.indices.shape[-1], device=levels.device)
             listed = slot < part.counts[..., None]
             # Unlisted entries go to a spare column, so that their zeros cannot mark block 0.
-            column = torch.where(listed, part.indices.long(), self.layout.N).expand(*shape, -1)
+            column = torch.where(listed, part.indices.long(), self.layout.N)
+            column = column.expand(*self.shape[:3], -1)
             found = F.pad(torch.zeros_like(levels, dtype=torch.bool), (0, 1))
             found.scatter_(-1, column, True)
             levels = torch.where(found[..., :-1], ratio, levels)

@@ -55,7 +55,17 @@ Segment = Text | Box
 
 @dataclass(frozen=True, slots=True)
 class TokenGrid:
-    """A sequence as ordered segments. Which of them are always read is the method's business."""
+    """A sequence of tokens as ordered segments, each `Text` or a frames × height × width `Box`.
+
+    `tokens` is their sum, and must be the length of the tensors. Sizes are in tokens (patches of
+    the latent video), not pixels. Raises TypeError or ValueError for sizes that are no ints >= 1.
+
+    >>> grid = TokenGrid((Text(7), Box(5, 9, 10)))
+    >>> grid == TokenGrid.video(5, 9, 10, text=7)
+    True
+    >>> grid.tokens, str(grid)
+    (457, '7 text + 5×9×10')
+    """
 
     segments: tuple[Segment, ...]
     tokens: int = field(init=False, repr=False, compare=False)

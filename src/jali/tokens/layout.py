@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,7 +92,13 @@ class BlockLayout:
     has_mixed_keys: bool
     has_text_rows: bool
     only_text_rows: bool
-    device: torch.device = field(repr=False)
+    device: torch.device
+
+    def __repr__(self) -> str:
+        keys = "" if self.k_grid is self.q_grid else f" on {self.k_grid}"
+        offset = f" at {self.offset}" if self.offset else ""
+        blocks = f"{self.M}×{self.N} blocks of {self.blocks}"
+        return f"BlockLayout({self.q_grid}{keys}{offset}, {self.order}, {blocks}, {self.device})"
 
     def arrange(
         self, q: Tensor, k: Tensor, v: Tensor
@@ -173,9 +179,21 @@ def block_layout(
     offset: int | None = None,
     device: torch.device | str = "cpu",
 ) -> BlockLayout:
-    """The layout of these values; built once and then remembered.
+    """How queries and keys are ordered and cut into blocks; built once per value and remembered.
 
-    Without `k_grid` the keys are the queries' own sequence, at offset 0.
+    q_grid, k_grid: what the tokens are; without `k_grid` the keys are the queries' own sequence, at
+    offset 0. order: in which sequence tokens are cut (None: the caller's own, `Raster()`). blocks:
+    queries and keys per block (None: 256 × 128). offset: the place of the first query among the
+    keys, where queries are a chunk of them; None where they are different sequences. device: where
+    the layout's tensors lie.
+
+    Raises ValueError for an offset that puts queries outside the keys.
+
+    >>> layout = block_layout(TokenGrid.video(4, 16, 16, text=32), None, Gilbert(), Blocks(128, 64))
+    >>> layout
+    BlockLayout(32 text + 4×16×16, Gilbert(), 9×17 blocks of 128×64, cpu)
+    >>> layout.text_keys.nonzero().flatten()  # the order puts text last
+    tensor([16])
     """
     if k_grid is None or k_grid == q_grid:
         k_grid = q_grid

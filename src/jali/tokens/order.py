@@ -19,6 +19,12 @@ Index = NDArray[np.int64]
 
 @runtime_checkable
 class Order(Protocol):
+    """What any order is: a hashable value with `positions`. Your own may be a frozen dataclass.
+
+    >>> Gilbert().positions(TokenGrid.video(1, 2, 2))
+    array([0, 2, 3, 1])
+    """
+
     def __hash__(self) -> int: ...
 
     def positions(self, grid: TokenGrid) -> Index | None:
@@ -28,7 +34,11 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Raster:
-    """The caller's own order, text included: no gather at all."""
+    """The caller's own order, text included: tokens are not moved at all.
+
+    >>> Raster().positions(TokenGrid.video(2, 4, 4)) is None
+    True
+    """
 
     def positions(self, grid: TokenGrid) -> None:  # noqa: ARG002
         return None
@@ -40,7 +50,11 @@ class Tiled:
 
     Whole windows of every box come first, then the strips that do not fill one (tiled themselves),
     then the first frames where `first_frame_last` asks for it, then the text: whatever is always
-    read lies together at the end and does not push the windows off the block grid.
+    read lies together at the end and does not push the windows off the block grid. Raises
+    ValueError for a window that is not three sizes >= 1.
+
+    >>> Tiled((1, 2, 2)).positions(TokenGrid.video(1, 2, 4))
+    array([0, 1, 4, 5, 2, 3, 6, 7])
     """
 
     window: tuple[int, int, int] = (2, 8, 8)
@@ -72,7 +86,12 @@ class Tiled:
 
 @dataclass(frozen=True, slots=True)
 class Gilbert:
-    """A Hilbert-like curve through each box, of any size; text at the end."""
+    """A Hilbert-like curve through each box, of any size: neighbours in the sequence are neighbours
+    in the video. Text comes at the end.
+
+    >>> Gilbert().positions(TokenGrid.video(1, 2, 2, text=1))
+    array([1, 3, 4, 2, 0])
+    """
 
     def positions(self, grid: TokenGrid) -> Index:
         boxes: list[Index] = []
