@@ -212,8 +212,8 @@ def test_tensor_descriptors(order, block_n):
 
 @pytest.mark.parametrize("pool_n", [32, 64, 128])
 def test_pooled_tile_width(pool_n):
-    q, k, v = make_qkv(1, 2, 2, 64, 777, 16)
-    levels = make_levels((1, 2, 1, 25), (2, 4, 8), seed=9)
+    q, k, v = make_qkv(1, 1, 1, 64, 777, 16)
+    levels = make_levels((1, 1, 1, 25), (2, 4, 8), seed=9)
     check(q, k, v, levels, (2, 4, 8), 64, 32, config=Config(pool_n=pool_n))
 
 
@@ -242,11 +242,11 @@ def test_only_some_of_the_lists(k_block):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("order", ["bhsd", "bshd"])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 16), (2, 3, 37, 80), (1, 4, 130, 64)])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 16), (2, 2, 37, 80), (1, 2, 130, 64)])
 def test_added_to_an_attention_over_other_keys(shape, order, dtype):
     batch, heads, seq, dim = shape
-    q, k, v = make_qkv(batch, heads, heads, seq, 300, dim, dtype, order)
-    levels = make_levels((batch, heads, blocks(seq, 64), 5), (1, 2, 8), skip=False)
+    q, k, v = make_qkv(batch, heads, heads, seq, 250, dim, dtype, order)
+    levels = make_levels((batch, heads, blocks(seq, 64), 4), (1, 2, 8), skip=False)
     lists = make_lists(levels, (1, 2, 8))
     first = block_sparse_attention(q, k, v, lists, 64, 64, 0.25, ratios=(1,))
     both = block_sparse_attention(q, k, v, lists, 64, 64, 0.25, ratios=(2, 8), add_to=first)
@@ -258,8 +258,8 @@ def test_added_to_an_attention_over_other_keys(shape, order, dtype):
 
 
 def test_adding_nothing_and_adding_to_nothing():
-    q, k, v = make_qkv(1, 2, 2, 100, 128, 16)
-    some, none = (make_lists(torch.full((1, 2, 2, 2), x), (2,)) for x in (2, 0))
+    q, k, v = make_qkv(1, 1, 1, 100, 128, 16)
+    some, none = (make_lists(torch.full((1, 1, 2, 2), x), (2,)) for x in (2, 0))
     want, want_lse = block_sparse_attention(q, k, v, some, 64, 64, 0.25)
     for first, second in ((some, none), (none, some)):
         before = block_sparse_attention(q, k, v, first, 64, 64, 0.25)
@@ -273,8 +273,8 @@ def test_adding_nothing_and_adding_to_nothing():
 
 
 def test_lists_in_one_stack():
-    q, k, v = make_qkv(2, 3, 3, 100, 300, 16)
-    levels = make_levels((2, 3, 2, 5), (1, 2, 4, 8))
+    q, k, v = make_qkv(2, 2, 2, 70, 250, 16)
+    levels = make_levels((2, 2, 2, 4), (1, 2, 4, 8))
     lists = make_lists(levels, (1, 2, 4, 8))
     counts, indices = (torch.stack(x) for x in zip(*lists.values(), strict=True))
     stack = StackedLists(StackedListsSpec(tuple(lists), indices.shape), counts, indices)
