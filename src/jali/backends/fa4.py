@@ -77,7 +77,7 @@ class Fa4(Backend):
 def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Full attention by the same package. [B, H, S, D] views in and out."""
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
-    out, _ = _flash().flash_attn_func(
+    out, _ = _flash().interface.flash_attn_func(
         heads_last(q), heads_last(k), heads_last(v), softmax_scale=scale
     )
     return out.transpose(1, 2)
@@ -110,16 +110,11 @@ def _version() -> str | None:
 
 @functools.cache
 def _flash() -> Any:
+    """The package's modules `interface` and `block_sparsity`, imported with the first call."""
+    import flash_attn.cute.block_sparsity
     import flash_attn.cute.interface
 
-    return flash_attn.cute.interface
-
-
-@functools.cache
-def _block_sparse() -> Any:
-    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
-
-    return BlockSparseTensorsTorch
+    return flash_attn.cute
 
 
 @functools.cache
@@ -140,14 +135,14 @@ def sparse(
     """Attention to the listed blocks, rows of q, k and v contiguous: output and log-sum-exp."""
     counts, indices = listed
     empty_counts, empty_indices = _no_masked_blocks(counts.shape[2], q.device)
-    listed_blocks = _block_sparse()(
+    listed_blocks = _flash().block_sparsity.BlockSparseTensorsTorch(
         mask_block_cnt=empty_counts,
         mask_block_idx=empty_indices,
         full_block_cnt=counts,
         full_block_idx=indices,
         block_size=(blocks.q, blocks.k),
     )
-    out, lse = _flash().flash_attn_func(
+    out, lse = _flash().interface.flash_attn_func(
         heads_last(q), heads_last(k), heads_last(v), softmax_scale=scale,
         block_sparse_tensors=listed_blocks, return_lse=True,
         pack_gqa=False,  # packed query heads would all read the lists of one of them
