@@ -308,12 +308,13 @@ def test_bad_prompts(pipe: Any, settings: Make, tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time(pipe: Any, settings: Make, tmp_path: Path) -> None:
-    handle = os.open(tmp_path, os.O_RDONLY)
+    handle = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(RunFolderError, match="another process is writing"):
+    with pytest.raises(RunFolderError, match=f"another process is writing to {tmp_path}"):
         produce(pipe, PROMPTS, settings(), tmp_path)
-    os.close(handle)
+    os.close(handle)  # as when the process ends, killed or not: its file stays, its lock does not
     produce(pipe, PROMPTS[:1], settings(), tmp_path)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
 def test_a_disk_that_fills_up(
@@ -368,5 +369,5 @@ def test_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"holds no manifest.json"):
         read_run(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(RunFolderError, match="cannot be read"):
+    with pytest.raises(RunFolderError, match="is not JSON"):
         read_run(tmp_path)

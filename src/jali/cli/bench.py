@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from jali.cli.exits import input_errors, job_errors, refuse
+from jali.cli.exits import input_errors, job_errors
 from jali.cli.old_names import OldNames
-from jali.cli.options import MACHINE, SIZES, PromptFile, Prompts, with_settings
+from jali.cli.options import (
+    MACHINE,
+    SIZES,
+    PromptFile,
+    Prompts,
+    read_budgets,
+    read_names,
+    with_settings,
+)
+from jali.cli.output import (
+    can_draw,
+    make_table,
+    number,
+    print_json,
+    progress_bar,
+    say,
+    tell_clips,
+)
+from jali.cli.quiet import quiet_libraries
 from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from jali.evaluation.bench.kernel import KernelRow
     from jali.evaluation.bench.pipeline import PipelineRow
 
@@ -71,14 +88,13 @@ def kernel(
     from jali.evaluation.bench.machine import machine
     from jali.files import write_json
 
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    chosen = [SHAPES[name] for name in _names(shapes, list(SHAPES), "shape")]
-    budgets = _budgets(densities)
-    kinds = _names(inputs, list(KINDS), "kind of input")
-    names = _names(backends, list(BACKENDS), "backend")
-    calls: list[str] = list(METHODS) if methods == "all" else []
-    if methods and methods != "all":
-        calls = _names(methods, list(METHODS), "method")
+    with input_errors():
+        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = [SHAPES[name] for name in _names(shapes, SHAPES, "shape")]
+        budgets = read_budgets(densities)
+        kinds = _names(inputs, KINDS, "kind of input")
+        names = _names(backends, BACKENDS, "backend")
+        calls = list(METHODS) if methods == "all" else read_names(methods, METHODS, "method")
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     console = Console(stderr=as_json)
     rows: list[KernelRow] = []
@@ -99,7 +115,7 @@ def kernel(
 
         plot_speedups(rows, plot)
     if as_json:
-        typer.echo(json.dumps(result))
+        print_json(result)
     else:
         for part in _tables(rows):
             console.print(part)
@@ -140,75 +156,58 @@ def pipeline(
 
       jali bench pipeline --model nano --masks nano.safetensors --output-dir runs/cached
     """
-    from jali.cli.generate import chosen_prompts
-    from jali.cli.quiet import quiet_libraries
     from jali.evaluation.bench import pipeline as bench_
     from jali.generation.produce import check_sizes, load
+    from jali.generation.prompts import select_prompts
 
     with input_errors():
-        asked = [name.strip() for name in methods.split(",") if name.strip()]
-        runs = bench_.candidates(
-            settings, asked, _budgets(budgets), None if masks is None else str(masks)
-        )
-        few = 2 if num_prompts is None and not prompt and prompts is None else num_prompts
-        texts = chosen_prompts(settings.model, prompt, prompts, few)
-        folder = output_dir or Path("outputs") / f"bench-{runs[bench_.DENSE].model}"
+        asked = read_names(methods)
+        book = None if masks is None else str(masks)
+        runs = bench_.candidates(settings, asked, read_budgets(budgets), book)
+        texts = select_prompts(settings.model, prompt, prompts, num_prompts, shipped=2)
+        dense = runs[bench_.DENSE]
+        folder = output_dir or Path("outputs") / f"bench-{dense.model}"
         bench_.check_empty(folder)
     quiet_libraries()
-    with job_errors():
-        pipe = load(runs[bench_.DENSE])
-        check_sizes(pipe, runs[bench_.DENSE])
-        console = Console(stderr=True)
-        with console.status("warming up", spinner="line") as status:
-            rows = bench_.run(
-                pipe, texts, runs, folder,
-                lambda label, tick: status.update(
-                    f"{label}: clip {tick.clip + 1} of {tick.clips}, step {tick.step}/{tick.steps}"
-                ),
-            )  # fmt: skip
-        drawn = _pareto(rows, folder, f"{runs[bench_.DENSE].model}, {len(texts)} prompts")
+    with job_errors(), progress_bar(quiet=as_json) as tell:
+        pipe = load(dense)
+        check_sizes(pipe, dense)
+        tell("warming up", 0, 1)
+        rows = bench_.run(pipe, texts, runs, folder, tell_clips(tell))
+        files = [bench_.RESULTS]
+        if can_draw():
+            from jali.evaluation.bench.plot import plot_pareto
+
+            plot_pareto(rows, folder / bench_.PLOT, f"{dense.model}, {len(texts)} prompts")
+            files.append(bench_.PLOT)
     if as_json:
         typer.echo((folder / bench_.RESULTS).read_text(encoding="utf-8").strip())
         return
     Console().print(_pipeline_table(rows))
-    files = ", ".join([bench_.RESULTS, *drawn])
-    Console().print(f"{folder}: {files}, and a run folder for every row", highlight=False)
-
-
-def _pareto(rows: list[PipelineRow], folder: Path, title: str) -> list[str]:
-    """The picture; nothing where matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        typer.echo("jali: no picture without matplotlib: pip install 'jali[report]'", err=True)
-        return []
-    from jali.evaluation.bench.pipeline import PLOT
-    from jali.evaluation.bench.plot import plot_pareto
-
-    plot_pareto(rows, folder / PLOT, title)
-    return [PLOT]
+    say(f"{folder}: {', '.join(files)}, and a run folder for every row")
 
 
 def _pipeline_table(rows: list[PipelineRow]) -> Table:
-    caption = "per clip; × is over dense in this run; ● no other row is both faster and nearer"
-    table = Table(caption=caption, caption_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
     found = dict.fromkeys(name for row in rows for name in row.quality)
     metrics = [name for name in ("psnr", "ssim", "lpips") if name in found]
-    for name in ("cost", "s", "×", "model s", "×", *metrics):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            f"{row.label}{' ●' if row.best else ''}",
-            f"{row.cost:.3f}",
-            f"{row.seconds:.2f}",
-            f"{row.speedup:.2f}",
-            _number(row.seconds_transformer, ".2f"),
-            _number(row.speedup_transformer, ".2f"),
-            *(_quality(row, name) for name in metrics),
-            style="dim" if row.method in ("random", "local") else "",
-        )
-    return table
+    controls = {row.label for row in rows if row.method in ("random", "local")}
+    return make_table(
+        ("", "cost", "s", "×", "model s", "×", *metrics),
+        [
+            (
+                f"{row.label}{' ●' if row.best else ''}",
+                f"{row.cost:.3f}",
+                f"{row.seconds:.2f}",
+                f"{row.speedup:.2f}",
+                number(row.seconds_transformer, ".2f"),
+                number(row.speedup_transformer, ".2f"),
+                *(_quality(row, name) for name in metrics),
+            )
+            for row in rows
+        ],
+        dim=lambda row: row[0].removesuffix(" ●") in controls,
+        caption="per clip; × is over dense in this run; ● no other row is both faster and nearer",
+    )
 
 
 def _quality(row: PipelineRow, metric: str) -> str:
@@ -217,29 +216,14 @@ def _quality(row: PipelineRow, metric: str) -> str:
     value = row.quality.get(metric)
     if metric == "psnr":
         return "same" if value is None else f"{value:.2f}"
-    return _number(value, ".4f")
+    return number(value, ".4f")
 
 
-def _names(given: str, known: list[str], what: str) -> list[str]:
-    from jali.methods import near
-
-    names = [name.strip() for name in given.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            refuse(f"unknown {what} {name!r}{near(name, known)}")
+def _names(given: str, known: Iterable[str], what: str) -> list[str]:
+    names = read_names(given, known, what)
     if not names:
-        refuse(f"name at least one {what}: {', '.join(known)}")
+        raise ValueError(f"name at least one {what}: {', '.join(known)}")
     return names
-
-
-def _budgets(given: str) -> list[float]:
-    try:
-        budgets = [float(part) for part in given.split(",")]
-    except ValueError:
-        budgets = []
-    if not budgets or any(not 0 < b <= 1 for b in budgets):
-        refuse(f"budgets are numbers in (0, 1], got {given!r}")
-    return budgets
 
 
 def _tables(rows: list[KernelRow]) -> Iterator[Table | str]:
@@ -253,26 +237,24 @@ def _tables(rows: list[KernelRow]) -> Iterator[Table | str]:
 
 
 def _table(title: str, rows: list[KernelRow]) -> Table:
-    caption = "ms; × is over the fastest dense kernel of this run; whole: planning and attention"
-    table = Table(title=title, caption=caption, box=box.SIMPLE, padding=0, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for name in ("asked", "cost", "ms", "TF/s", "×", "plan", "whole", "×", "error"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.backend if row.method in ("dense", "entropy") else row.method,
-            f"{row.budget:.3g}",
-            f"{row.cost:.3f}",
-            f"{row.ms:.3f}",
-            f"{row.tflops:.0f}",
-            f"{row.speedup:.2f}",
-            _number(row.plan_ms, ".3f"),
-            _number(row.whole_ms, ".3f"),
-            _number(row.whole_speedup, ".2f"),
-            _number(row.error, ".1e"),
-        )
-    return table
-
-
-def _number(value: float | None, how: str) -> str:
-    return "" if value is None else format(value, how)
+    return make_table(
+        ("", "asked", "cost", "ms", "TF/s", "×", "plan", "whole", "×", "error"),
+        [
+            (
+                row.backend if row.method in ("dense", "entropy") else row.method,
+                f"{row.budget:.3g}",
+                f"{row.cost:.3f}",
+                f"{row.ms:.3f}",
+                f"{row.tflops:.0f}",
+                f"{row.speedup:.2f}",
+                number(row.plan_ms, ".3f"),
+                number(row.whole_ms, ".3f"),
+                number(row.whole_speedup, ".2f"),
+                number(row.error, ".1e"),
+            )
+            for row in rows
+        ],
+        title=title,
+        caption="ms; × is over the fastest dense kernel of this run; whole: planning and attention",
+        pad_edge=False,
+    )

@@ -151,7 +151,7 @@ def resample(
         levels = steps if noise is None else _levels(noise)
     with job_errors():
         made = found.resample(target, levels, output=output)
-    _report(made, as_json)
+    report_book(made, as_json)
 
 
 @app.command(
@@ -163,7 +163,7 @@ def merge(path: Book, other: Book, output: Output, as_json: Json = False) -> Non
     found, second = _open(path), _open(other)
     with job_errors():
         made = found.merge(second, output=output)
-    _report(made, as_json)
+    report_book(made, as_json)
 
 
 def facts(book: MaskBook) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _open(path: Path) -> MaskBook:
         return MaskBook.open(path)
 
 
-def _report(book: MaskBook, as_json: bool) -> None:
+def report_book(book: MaskBook, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts(book)))
     else:

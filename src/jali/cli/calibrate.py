@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jali.cli.exits import input_errors, job_errors
-from jali.cli.options import MACHINE, SIZES, PromptFile, with_settings
+from jali.cli.options import MACHINE, SIZES, PromptFile, read_list, with_settings
+from jali.cli.output import progress_bar
 from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
+    from jali.cli.output import Tell
     from jali.maskbook.calibration import Progress
 
 EXAMPLES = (
@@ -62,22 +61,19 @@ def calibrate(
     ] = False,
 ) -> None:
     """Run prompts densely and record what every layer looks at in every step."""
-    from jali.cli.book import facts, print_facts
+    from jali.cli.book import report_book
+    from jali.generation.prompts import select_prompts
 
     with input_errors():
-        asked = _numbers(budgets)
-        texts = _prompts(settings.model, prompts, num_prompts)
+        ready = read_list(budgets, float, "--budgets are numbers in 0..1 with commas")
+        texts = select_prompts(settings.model, None, prompts, num_prompts, shipped=NUM_PROMPTS)
         from jali.generation.produce import load
         from jali.maskbook.calibration import calibrate as record
         from jali.tokens.layout import Blocks
 
-        sizes = {
-            name: value
-            for name in ("height", "width", "num_frames", "guidance")
-            if (value := getattr(settings, name)) is not None
-        }
+        sizes = {name: getattr(settings, name) for name in SIZES if name not in ("steps", "seed")}
         pipe = load(settings)
-    with job_errors(), _bar(quiet=as_json) as progress:
+    with job_errors(), progress_bar(quiet=as_json) as tell:
         book = record(
             pipe,
             texts,
@@ -85,70 +81,20 @@ def calibrate(
             model=settings.model,
             steps=settings.steps,
             seed=settings.seed,
-            budgets=asked,
+            budgets=ready,
             branches=branches,
             importance=importance,
             blocks=Blocks(q_block, k_block),
             resume=resume,
-            progress=progress,
-            **sizes,
+            progress=lambda at: _tell(at, tell),
+            **{name: value for name, value in sizes.items() if value is not None},
         )
-    if as_json:
-        typer.echo(json.dumps(facts(book)))
+    report_book(book, as_json)
+
+
+def _tell(at: Progress, tell: Tell) -> None:
+    if at.writing:
+        tell("writing the book", at.step, at.steps)
     else:
-        print_facts(book)
-
-
-def _numbers(given: str) -> list[float]:
-    try:
-        return [float(part) for part in given.split(",") if part.strip()]
-    except ValueError:
-        raise ValueError(f"--budgets are numbers in 0..1 with commas, got {given!r}") from None
-
-
-def _prompts(model: str, file: Path | None, count: int | None) -> tuple[str, ...]:
-    from jali.generation.prompts import default_prompts, read_prompts
-
-    texts = default_prompts(model) if file is None else read_prompts(file)
-    if file is None and count is None:
-        count = NUM_PROMPTS
-    if count is not None and count > len(texts):
-        raise ValueError(f"--num-prompts is {count}, but there are only {len(texts)} prompts")
-    return texts[:count]
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """One bar on stderr for the whole job, with the time that is left."""
-    if quiet:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns: Any = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        recording = bar.add_task("loading", total=None)
-        writing = bar.add_task("writing the book", total=None, visible=False)
-
-        def show(at: Progress) -> None:
-            if at.writing:
-                bar.update(recording, completed=bar.tasks[0].total or 0)
-                bar.update(writing, completed=at.step, total=at.steps, visible=True)
-                return
-            bar.update(
-                recording,
-                completed=at.prompt * at.steps + at.step,
-                total=at.prompts * at.steps,
-                description=f"prompt {at.prompt + 1} of {at.prompts}, step {at.step + 1} of "
-                f"{at.steps}",
-            )
-
-        yield show
+        words = f"prompt {at.prompt + 1} of {at.prompts}, step {at.step + 1} of {at.steps}"
+        tell(words, at.prompt * at.steps + at.step, at.prompts * at.steps)

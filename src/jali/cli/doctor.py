@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jali.cli.exits import fail, input_errors, job_errors
+from jali.cli.options import Json
+from jali.cli.output import make_table, print_json, progress_bar, say
+from jali.cli.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 EXAMPLES = ("jali doctor", "jali doctor --run", "jali doctor --device cpu --json")
 HEAD_DIMS = (32, 64, 80, 96, 128, 192, 256)
 BUDGETS = (0.5, 0.3)
 DENSE_STEPS = 0.2  # as `sparse_processor_mode` has it
 TOKENS = 32_760  # for questions whose answer does not depend on it
+STEPS = 6  # of the proof
 
 
 def doctor(
@@ -26,15 +32,27 @@ def doctor(
     run: Annotated[
         bool, typer.Option("--run", help="Prove it: a short clip of nano, dense and sparse.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say what runs here, why the rest does not, and how much faster each model would get."""
-    with hushed():
-        _doctor(device, run, as_json)
+    with hush_warnings():
+        with input_errors():
+            found = diagnose(device)
+        if not as_json:
+            _show(found)
+        if run:
+            with job_errors():
+                found["run"] = _prove(found["device"]["type"], quiet=as_json)
+            if not as_json:
+                _show_proof(found["run"])
+        if as_json:
+            print_json(found)
+        if run and found["run"]["problem"]:
+            fail(found["run"]["problem"])
 
 
 @contextlib.contextmanager
-def hushed() -> Iterator[None]:
+def hush_warnings() -> Iterator[None]:
     """Warnings stay unsaid for a while: all of them are in the tables."""
     log = logging.getLogger("jali")
     before = log.level
@@ -45,23 +63,7 @@ def hushed() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _doctor(device: str | None, run: bool, as_json: bool) -> None:
-    with input_errors():
-        found = diagnosis(device)
-    if not as_json:
-        _show(found)
-    if run:
-        with job_errors():
-            found["run"] = _proof(found["device"]["type"], quiet=as_json)
-        if not as_json:
-            _show_proof(found["run"])
-    if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
-    if run and found["run"]["problem"]:
-        fail(found["run"]["problem"])
-
-
-def diagnosis(device: str | None = None) -> dict[str, Any]:
+def diagnose(device: str | None = None) -> dict[str, Any]:
     """Everything the tables say."""
     import torch
 
@@ -159,43 +161,37 @@ def _models(device: Any, dtype: Any) -> list[dict[str, Any]]:
 # The proof
 
 
-def _proof(device: str, quiet: bool) -> dict[str, Any]:
+def _prove(device: str, quiet: bool) -> dict[str, Any]:
     """Nano, dense and sparse, in memory: times, cost, and whether the frames are frames."""
     import time
 
-    from jali.cli.generate import shown
-    from jali.cli.quiet import quiet_libraries
-    from jali.generation import Settings, Tick
+    from jali.generation import Settings
     from jali.generation.produce import attention, frames_of, load
     from jali.generation.prompts import default_prompts
+    from jali.generation.settings import dense_twin
 
     quiet_libraries()
     settings = Settings(
-        "nano", budget=0.3, device=device, height=128, width=128, num_frames=33, steps=6
+        "nano", budget=0.3, device=device, height=128, width=128, num_frames=33, steps=STEPS
     ).resolve()
     prompt = default_prompts("nano")[0]
     found: dict[str, Any] = {"model": "nano", "prompt": prompt, "budget": 0.3, "problem": ""}
-    from jali.generation.settings import dense_twin
+    pipe, frames = load(settings), {}
+    runs = {"dense": dense_twin(settings), "sparse": settings}
+    with progress_bar(quiet) as tell:
+        for number, (name, own) in enumerate(runs.items()):
 
-    pipe = load(settings)
-    frames = {}
-    with shown(quiet) as progress:
-        for number, (name, own) in enumerate(
-            (("dense", dense_twin(settings)), ("sparse", settings))
-        ):
-
-            def tell(step: int, number: int = number, name: str = name) -> None:
-                if progress is not None:
-                    progress(Tick(number, 2, step, 6, name))
+            def on_step(step: int, number: int = number, name: str = name) -> None:
+                tell(f"nano, {name}", number * STEPS + step, 2 * STEPS)
 
             with attention(pipe, own) as handle:
                 start = time.perf_counter()
-                frames[name] = frames_of(pipe, own, prompt, 0, tell)
+                frames[name] = frames_of(pipe, own, prompt, 0, on_step)
                 found[f"{name}_seconds"] = round(time.perf_counter() - start, 3)
                 stats = handle.stats()
-                found[f"{name}_transformer_seconds"] = stats.seconds and round(stats.seconds, 3)
-                found[f"{name}_cost"] = round(stats.cost, 4)
-                found[f"{name}_summary"] = stats.line()
+            found[f"{name}_transformer_seconds"] = stats.seconds and round(stats.seconds, 3)
+            found[f"{name}_cost"] = round(stats.cost, 4)
+            found[f"{name}_summary"] = stats.line()
     dense, sparse = frames["dense"], frames["sparse"]
     if not (dense.isfinite().all() and sparse.isfinite().all()):
         found["problem"] = "nano's frames are not finite"
@@ -212,66 +208,60 @@ def _proof(device: str, quiet: bool) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     console = Console()
     device, versions = found["device"], found["versions"]
     gpu = f", {device['memory_gib']} GiB, sm {device['capability']}" if "cuda" in device else ""
     console.print(f"[bold]{device['device']}[/]{gpu}, {device['threads']} threads", highlight=False)
-    told = [f"{name} {value or 'not installed'}" for name, value in versions.items()]
-    console.print(f"jali {found['jali']}, " + ", ".join(told), highlight=False, style="dim")
-
-    table = Table(title=f"Backends, {found['dtype']}", title_justify="left", box=box.SIMPLE)
-    for heading in ("", "runs", "head dims", "plans", "why not"):
-        table.add_column(heading, no_wrap=heading in ("", "runs"))
-    for row in found["backends"]:
-        dims = row["head_dims"]
-        table.add_row(
-            row["name"],
-            "yes" if row["runs"] else "no",
-            f"{dims[0]}–{dims[-1]}" if row["runs"] else "",
-            row["plans"] if row["runs"] else "",
-            escape("; ".join(row["why_not"])),
-            style="" if row["runs"] else "dim",
-        )
-    console.print(table)
-
-    table = Table(
-        title="Predicted speed-up of a whole generation's transformer calls, by budget",
-        title_justify="left",
-        caption="at the default size; entropy, first fifth of the steps and layer 0 dense",
-        caption_justify="left",
-        box=box.SIMPLE,
-    )
-    table.add_column("model", no_wrap=True)
-    for heading in ("size", "tokens", "backend", *(f"{b:g}" for b in BUDGETS)):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in found["models"]:
-        gains = row["predicted_speedup"].values()
-        known = [f"{gain:.2f}×" if gain else "–" for gain in gains]
-        table.add_row(
-            row["name"],
-            "×".join(map(str, row["size"])),
-            f"{row['tokens']:,}",
-            row["backend"],
-            *known,
-        )
-    console.print(table)
+    packages = [f"{name} {value or 'not installed'}" for name, value in versions.items()]
+    say(f"jali {found['jali']}, " + ", ".join(packages), style="dim")
+    console.print(_backend_table(found["backends"], found["dtype"]))
+    console.print(_model_table(found["models"]))
     if not any(g for row in found["models"] for g in row["predicted_speedup"].values()):
-        console.print("–: not measured on this device, so nothing is predicted", style="dim")
+        say("–: not measured on this device, so nothing is predicted", style="dim")
+
+
+def _backend_table(backends: list[dict[str, Any]], dtype: str) -> Table:
+    from rich.markup import escape
+
+    def cells(row: dict[str, Any]) -> tuple[str, ...]:
+        why_not = escape("; ".join(row["why_not"]))
+        if not row["runs"]:
+            return row["name"], "no", "", "", why_not
+        dims = row["head_dims"]
+        return row["name"], "yes", f"{dims[0]}–{dims[-1]}", row["plans"], why_not
+
+    return make_table(
+        ("", "runs", "head dims", "plans", "why not"),
+        map(cells, backends),
+        dim=lambda row: row[1] == "no",
+        left=4,
+        wrap_last=True,
+        title=f"Backends, {dtype}",
+    )
+
+
+def _model_table(models: list[dict[str, Any]]) -> Table:
+    return make_table(
+        ("model", "size", "tokens", "backend", *(f"{budget:g}" for budget in BUDGETS)),
+        [
+            (
+                row["name"],
+                "×".join(map(str, row["size"])),
+                f"{row['tokens']:,}",
+                row["backend"],
+                *(f"{gain:.2f}×" if gain else "–" for gain in row["predicted_speedup"].values()),
+            )
+            for row in models
+        ],
+        title="Predicted speed-up of a whole generation's transformer calls, by budget",
+        caption="at the default size; entropy, first fifth of the steps and layer 0 dense",
+    )
 
 
 def _show_proof(run: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(f"nano, “{run['prompt']}”", highlight=False, markup=False)
+    say(f"nano, “{run['prompt']}”")
     for name in ("dense", "sparse"):
-        console.print(
-            f"  {name:7}{run[f'{name}_seconds']:7.2f} s, {run[f'{name}_summary']}",
-            highlight=False, markup=False,
-        )  # fmt: skip
-    console.print(f"  sparse against dense: PSNR {run['psnr']:.1f} dB", highlight=False)
+        say(f"  {name:7}{run[f'{name}_seconds']:7.2f} s, {run[f'{name}_summary']}")
+    say(f"  sparse against dense: PSNR {run['psnr']:.1f} dB")

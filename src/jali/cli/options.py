@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -17,6 +17,7 @@ from jali.generation import settings as described
 from jali.generation.settings import SettingDescription, SettingError, Settings
 
 ATTENTION, SIZE, PLACE = described.ATTENTION, described.SIZE, described.PLACE
+T = TypeVar("T")
 DESCRIPTIONS: Mapping[str, SettingDescription] = {
     own.name: own.metadata["description"] for own in fields(Settings) if own.name != "attention"
 }
@@ -32,41 +33,6 @@ PromptFile = Annotated[
 Prompts = Annotated[
     list[str] | None, typer.Option(help="One clip; again for more.", show_default=False)
 ]
-
-SourcePath = Annotated[
-    str | None,
-    typer.Option(help="Local folder or hub id, not the usual one.", rich_help_panel=PLACE),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(help="cuda or cpu; cuda where there is one.", rich_help_panel=PLACE),
-]
-Dtype = Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", rich_help_panel=PLACE)]
-CpuOffload = Annotated[
-    bool,
-    typer.Option("--cpu-offload", help="Parts wait in host memory.", rich_help_panel=PLACE),
-]
-ContextParallel = Annotated[
-    int,
-    typer.Option(min=1, help="Ranks that share a sequence (torchrun).", rich_help_panel=PLACE),
-]
-TensorParallel = Annotated[
-    int,
-    typer.Option(min=1, help="Ranks that share the weights (torchrun).", rich_help_panel=PLACE),
-]
-BackendName = Annotated[
-    str, typer.Option(help="auto, or one of `jali doctor`.", rich_help_panel=ATTENTION)
-]
-DenseFirstLayer = Annotated[
-    bool | None,
-    typer.Option(
-        "--dense-first-layer/--sparse-first-layer",
-        help="Whether layer 0 stays dense.",
-        rich_help_panel=ATTENTION,
-        show_default=False,
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Clip i has seed + i.", rich_help_panel=SIZE)]
 
 
 def with_settings(*names: str, **changes: Mapping[str, Any]) -> Callable[..., Any]:
@@ -148,6 +114,34 @@ def read_pairs(given: list[str] | None, flag: str) -> dict[str, Any]:
             found[name.strip().replace("-", "_")] = yaml.safe_load(text)
         except yaml.YAMLError:
             raise ValueError(f"{flag} {name}: {text!r} is not a value") from None
+    return found
+
+
+def read_list(given: str, kind: Callable[[str], T], rule: str) -> list[T]:
+    """The parts between commas, each read as `kind`; a ValueError tells the rule."""
+    try:
+        return [kind(part.strip()) for part in given.split(",") if part.strip()]
+    except ValueError:
+        raise ValueError(f"{rule}, got {given!r}") from None
+
+
+def read_names(given: str, known: Iterable[str] = (), what: str = "") -> list[str]:
+    """The names between commas; one that is not `known`, where those are given, is refused."""
+    names, known = read_list(given, str, ""), list(known)
+    for name in names:
+        if known and name not in known:
+            from jali.methods import near
+
+            raise ValueError(f"unknown {what} {name!r}{near(name, known)}")
+    return names
+
+
+def read_budgets(given: str) -> list[float]:
+    """Shares between commas, at least one."""
+    rule = "budgets are numbers in (0, 1]"
+    found = read_list(given, float, rule)
+    if not found or any(not 0 < share <= 1 for share in found):
+        raise ValueError(f"{rule}, got {given!r}")
     return found
 
 

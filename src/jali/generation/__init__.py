@@ -6,7 +6,16 @@
 from __future__ import annotations
 
 from jali.generation.manifest import ClipRecord, RunFolder, RunFolderError, read_run
-from jali.generation.produce import Tick, produce
+from jali.generation.produce import Tick, produce, produce_runs
 from jali.generation.settings import Settings
 
-__all__ = ["ClipRecord", "RunFolder", "RunFolderError", "Settings", "Tick", "produce", "read_run"]
+__all__ = [
+    "ClipRecord",
+    "RunFolder",
+    "RunFolderError",
+    "Settings",
+    "Tick",
+    "produce",
+    "produce_runs",
+    "read_run",
+]

@@ -50,7 +50,7 @@ def steps_of(method: Method) -> int:
     return method.inner.book.steps
 
 
-def written(method: Method) -> dict[str, Any]:
+def describe_method(method: Method) -> dict[str, Any]:
     """The method in full; the book by its digest, so that another book in its file is noticed."""
     assert isinstance(method, Schedule)
     cached = method.inner
@@ -63,7 +63,7 @@ def written(method: Method) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def cached_mode(pipe: Any, settings: Settings) -> Iterator[Handle]:
+def replay_book(pipe: Any, settings: Settings) -> Iterator[Handle]:
     """A pipeline that replays the book of resolved settings."""
     from jali.maskbook.mode import cached_processor_mode
 

@@ -9,8 +9,11 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jali import files
 from jali.generation.manifest import NAME, RunFolder, RunFolderError, read_run
 from jali.generation.settings import Settings
+
+LOCK = ".lock"
 
 
 def clip_name(number: int, prompt: str) -> str:
@@ -30,28 +33,29 @@ def find_run(folder: Path, settings: Settings, prompts: Sequence[str]) -> RunFol
     Refuses a folder with anything else in it, and a run of other settings or prompts.
     """
     _check_folder(folder)
-    if not folder.exists() or not _visible(folder):
+    names = visible_names(folder)
+    if not names:
         return None
-    if not (folder / NAME).is_file():
+    if NAME not in names:
+        some = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
         raise RunFolderError(
-            f"{folder} holds {_some(_visible(folder))} and no {NAME}, so it is not a run; "
-            f"choose another folder"
+            f"{folder} holds {some} and no {NAME}, so it is not a run; choose another folder"
         )
     found = read_run(folder)
     other = settings.differences(found.settings)
     if other:
         # What was asked is told before what follows from it.
-        names = [n for n in other if n != "attention"] or list(other)
-        told = "; ".join(f"{n} is {_say(other[n][1])}, not {_say(other[n][0])}" for n in names[:3])
+        told = [n for n in other if n != "attention"] or list(other)
+        words = "; ".join(f"{n} is {_say(other[n][1])}, not {_say(other[n][0])}" for n in told[:3])
         raise RunFolderError(
-            f"{folder} was made with other settings: {told}. Choose another folder, or the same "
+            f"{folder} was made with other settings: {words}. Choose another folder, or the same "
             f"settings to continue it"
         )
-    for number, clip in enumerate(found.clips):
-        if number < len(prompts) and clip.prompt != prompts[number]:
+    for number, (clip, prompt) in enumerate(zip(found.clips, prompts, strict=False)):
+        if clip.prompt != prompt:
             raise RunFolderError(
-                f"{folder} has another prompt at {number}: {clip.prompt!r}, not "
-                f"{prompts[number]!r}; choose another folder"
+                f"{folder} has another prompt at {number}: {clip.prompt!r}, not {prompt!r}; "
+                f"choose another folder"
             )
     return found
 
@@ -59,7 +63,7 @@ def find_run(folder: Path, settings: Settings, prompts: Sequence[str]) -> RunFol
 @contextlib.contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
     """The folder, for this process alone; made where there is none, and gone if nothing was
-    written. The claim ends with the process, however it ends."""
+    written. The hold ends with the process, however it ends."""
     _check_folder(folder)
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
@@ -68,33 +72,18 @@ def hold_folder(folder: Path) -> Iterator[None]:
         raise RunFolderError(f"{folder} cannot be made: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RunFolderError(f"{folder} cannot be written to")
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        _lock(handle, folder)
-        yield
+        with files.lock(folder / LOCK, f"another process is writing to {folder}"):
+            try:
+                yield
+            finally:
+                (folder / LOCK).unlink(missing_ok=True)  # while it is ours
+    except files.LockedError as error:
+        raise RunFolderError(str(error)) from None
     finally:
-        os.close(handle)
         with contextlib.suppress(OSError):  # not empty, so it stays
             for path in missing:
                 path.rmdir()
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file, and a run needs a folder")
-
-
-def _lock(handle: int, folder: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunFolderError(f"another process is writing to {folder}") from None
-    except OSError:  # a file system without locks
-        return
 
 
 def remove_leftovers(folder: Path, name: str) -> None:
@@ -103,12 +92,15 @@ def remove_leftovers(folder: Path, name: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _visible(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+def visible_names(folder: Path) -> list[str]:
+    """What a folder holds, hidden files left out; nothing where there is none."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path.name for path in found if not path.name.startswith("."))
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file, and a run needs a folder")
 
 
 def _say(value: object) -> str:

@@ -1,16 +1,14 @@
-"""`manifest.json`: what a run folder says of itself, and how it is written."""
+"""`manifest.json`: what a run folder says of itself, and how it is read and written."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jali import files
+from jali.error import InputError
 from jali.generation.settings import Settings
 
 NAME = "manifest.json"
@@ -18,7 +16,7 @@ KIND = "jali-run"
 VERSION = 1
 
 
-class RunFolderError(ValueError):
+class RunFolderError(InputError):
     """A folder that is no run, or not the run that was asked for."""
 
 
@@ -45,11 +43,14 @@ class ClipRecord:
     sparse_calls: int
     dense_reasons: Mapping[str, int]
     summary: str
-    image: str | None = None
+    image: str | None = None  # of image models alone
 
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(f for f in (self.video, self.lossless, self.sites, self.image) if f)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {k: v for k, v in asdict(self).items() if k != "image" or v is not None}
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class RunFolder:
     def path(self, file: str) -> Path:
         return self.folder / file
 
-    def with_clip(self, clip: ClipRecord) -> RunFolder:
-        return replace(self, clips=(*self.clips, clip))
+    def with_clip(self, clip: ClipRecord, complete: bool) -> RunFolder:
+        return replace(self, clips=(*self.clips, clip), complete=complete)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -80,18 +81,22 @@ class RunFolder:
             "machine": self.machine,
             "versions": self.versions,
             "complete": self.complete,
-            "clips": [_plain(clip) for clip in self.clips],
+            "clips": [clip.to_dict() for clip in self.clips],
         }
 
     def write(self) -> None:
         """The whole manifest or the one before it, never a part."""
-        text = json.dumps(self.to_dict(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-        with replaced(self.folder / NAME) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        files.write_json(self.folder / NAME, self.to_dict())
 
 
 def read_run(folder: str | Path) -> RunFolder:
-    """The run in a folder. Every clip it lists must have its files."""
+    """The run in a folder. Every clip it lists must have its files.
+
+    Raises `RunFolderError` where the folder is none, or its manifest is damaged, of another
+    version, or changed by hand.
+
+    >>> [clip.cost for clip in read_run("runs/mine/entropy").clips]  # doctest: +SKIP
+    """
     folder = Path(folder)
     file = folder / NAME
     if not folder.is_dir():
@@ -99,10 +104,10 @@ def read_run(folder: str | Path) -> RunFolder:
     if not file.is_file():
         raise RunFolderError(f"{folder} is no run folder: it holds no {NAME}")
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{file} cannot be read: {error}") from None
-    if not isinstance(data, dict) or data.get("kind") != KIND:
+        data = files.read_json(file)
+    except files.UnreadableError as error:
+        raise RunFolderError(str(error)) from None
+    if data.get("kind") != KIND:
         raise RunFolderError(f"{file} is not the manifest of a jali run")
     if data.get("version") != VERSION:
         raise RunFolderError(
@@ -112,46 +117,14 @@ def read_run(folder: str | Path) -> RunFolder:
     try:
         settings = Settings.from_dict(data["settings"], str(file))
         clips = tuple(ClipRecord(**clip) for clip in data["clips"])
-        run = RunFolder(
-            folder,
-            settings,
-            clips,
-            bool(data["complete"]),
-            data["machine"],
-            data["versions"],
-            data["jali"],
-        )
+        facts = {name: data[name] for name in ("complete", "machine", "versions", "jali")}
         digest = data["digest"]
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise RunFolderError(f"{file} is damaged: {reason}") from None
     if digest != settings.digest:
         raise RunFolderError(f"{file} was changed by hand: its settings do not match its digest")
-    for clip in clips:
-        for name in clip.files:
-            if not (folder / name).is_file():
-                raise RunFolderError(f"{folder} lists {name}, which is not there")
-    return run
-
-
-@contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place once it is whole and on disk."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _plain(clip: ClipRecord) -> dict[str, Any]:
-    """Only image models have an `image`."""
-    found = asdict(clip)
-    return found if clip.image else {k: v for k, v in found.items() if k != "image"}
+    for name in (name for clip in clips for name in clip.files):
+        if not (folder / name).is_file():
+            raise RunFolderError(f"{folder} lists {name}, which is not there")
+    return RunFolder(folder, settings, clips, **facts)

@@ -6,14 +6,15 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jali import files
 from jali.generation.folder import clip_name, find_run, hold_folder, remove_leftovers
 from jali.generation.machine import machine, versions
-from jali.generation.manifest import ClipRecord, RunFolder, replaced
+from jali.generation.manifest import ClipRecord, RunFolder
 from jali.generation.ranks import Rank, join_ranks, share_pipeline
 from jali.generation.settings import Settings
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from jali.integration.modes import Handle
+    from jali.integration.stats import Stats
 
 log = logging.getLogger("jali")
 
@@ -47,30 +49,60 @@ def produce(
 
     `pipe_or_model` is a pipeline of `settings.model`, or that model's name, which is then loaded
     as the settings say. Everything is checked before weights are read; a folder with other
-    settings, other prompts or other files is refused. After every clip the manifest is whole, so
-    whatever interrupts a run costs one clip at most. More prompts than before add clips.
+    settings, other prompts or other files raises `RunFolderError`. After every clip the manifest
+    is whole, so whatever interrupts a run costs one clip at most. More prompts than before add
+    clips.
+
+    >>> produce("nano", ["a red ball"], Settings("nano", budget=0.3), "runs/ball")  # doctest: +SKIP
     """
     pipe = None if isinstance(pipe_or_model, str) else pipe_or_model
     if pipe is None and pipe_or_model != settings.model:
         raise ValueError(f"the settings are for {settings.model}, not for {pipe_or_model}")
-    settings = settings.resolve(pipe)
-    prompts = _checked(prompts)
+    settings, prompts = settings.resolve(pipe), _check_prompts(prompts)
     folder = Path(folder)
-    with (
-        join_ranks(settings) as rank,
-        hold_folder(folder) if rank.writes else contextlib.nullcontext(),
-    ):
+    with join_ranks(settings) as rank, contextlib.ExitStack() as stack:
+        if rank.writes:
+            stack.enter_context(hold_folder(folder))
         found = find_run(folder, settings, prompts)
-        rank.together()  # all have seen the same folder before one of them writes
-        if found is None or len(found.clips) < len(prompts):
-            return _produce(pipe, prompts, settings, folder, found, rank, progress)
-        if len(found.clips) == len(prompts) and not found.complete and rank.writes:
-            found = replace(found, complete=True)  # more were asked for before
-            found.write()
-        return found
+        rank.wait()  # all have seen the same folder before one of them writes
+        run = found or RunFolder(folder, settings)
+        if len(run.clips) < len(prompts):
+            if pipe is None:
+                pipe = load_shared(settings)
+            return _Production(pipe, prompts, settings, rank, progress).finish(run)
+        if len(run.clips) == len(prompts) and not run.complete and rank.writes:
+            run = replace(run, complete=True)  # more were asked for before
+            run.write()
+        return run
 
 
-def _checked(prompts: Sequence[str]) -> tuple[str, ...]:
+def produce_runs(
+    runs: Mapping[Path, Settings],
+    prompts: Sequence[str],
+    progress: Callable[[str, Tick], None] | None = None,
+    pipe: Any = None,
+) -> list[RunFolder]:
+    """`produce` for several folders, with resolved settings of one model.
+
+    All of them share one pipeline: `pipe`, or one that is loaded where there is anything to do.
+    `progress` gets the label of the run too.
+    """
+    found = [find_run(folder, settings, prompts) for folder, settings in runs.items()]
+    todo = any(run is None or len(run.clips) < len(prompts) for run in found)
+    if pipe is None and todo and len(runs) > 1:
+        first = next(iter(runs.values()))
+        if max(first.context_parallel, first.tensor_parallel) > 1:
+            raise ValueError("--with-dense does not go with several ranks; make two runs")
+        pipe = load_shared(first)
+
+    def make(folder: Path, own: Settings) -> RunFolder:
+        tell = None if progress is None else lambda tick: progress(own.label, tick)
+        return produce(own.model if pipe is None else pipe, prompts, own, folder, tell)
+
+    return [make(folder, own) for folder, own in runs.items()]
+
+
+def _check_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
     if isinstance(prompts, str):
         raise TypeError("prompts is a list of texts; put one text in a list")
     found = tuple(prompts)
@@ -82,33 +114,14 @@ def _checked(prompts: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def _produce(
-    pipe: Any,
-    prompts: tuple[str, ...],
-    settings: Settings,
-    folder: Path,
-    found: RunFolder | None,
-    rank: Rank,
-    progress: Callable[[Tick], None] | None,
-) -> RunFolder:
-    from jali import __version__
+# The pipeline
 
-    if pipe is None:
-        pipe = load(settings)
-        share_pipeline(pipe, settings)
-    check_sizes(pipe, settings)
-    here, with_ = machine(str(settings.device)), versions()
-    run = found or RunFolder(folder, settings)
-    _compare(run, here, with_)
-    run = replace(run, complete=False, machine=here, versions=with_, jali=__version__)
-    with attention(pipe, settings) as handle:
-        for number in range(len(run.clips), len(prompts)):
-            clip = _clip(pipe, handle, number, prompts, settings, folder, rank, progress)
-            run = run.with_clip(clip)
-            run = replace(run, complete=number + 1 == len(prompts))
-            if rank.writes:
-                run.write()
-    return run
+
+def load_shared(settings: Settings) -> Any:
+    """The pipeline of resolved settings, spread over the ranks they ask for."""
+    pipe = load(settings)
+    share_pipeline(pipe, settings)
+    return pipe
 
 
 def load(settings: Settings) -> Any:
@@ -148,45 +161,19 @@ def attention(pipe: Any, settings: Settings) -> Iterator[Handle]:
     from jali.integration.modes import sparse_processor_mode
 
     if settings.masks is not None:
-        from jali.generation.calibrated import cached_mode
+        from jali.generation.calibrated import replay_book
 
-        with cached_mode(pipe, settings) as handle:
+        with replay_book(pipe, settings) as handle:
             handle.run.watch = PlanRecorder(handle.method)
             yield handle
         return
-    preset = settings.find_preset()
+    preset, method = settings.find_preset(), settings.make_method()
     size: Any = (settings.num_frames, settings.height, settings.width)
-    with sparse_processor_mode(
-        pipe, method=settings.make_method(), backend=settings.backend
-    ) as handle:
+    with sparse_processor_mode(pipe, method=method, backend=settings.backend) as handle:
         # A file may say what grid its preset is for; the first call tells whether this is it.
         check = None if preset is None else lambda grid: preset.check(grid, size)
         handle.run.watch = PlanRecorder(handle.method, check)
         yield handle
-
-
-def _clip(
-    pipe: Any,
-    handle: Handle,
-    number: int,
-    prompts: tuple[str, ...],
-    settings: Settings,
-    folder: Path,
-    rank: Rank,
-    progress: Callable[[Tick], None] | None,
-) -> ClipRecord:
-    prompt = prompts[number]
-
-    def tell(step: int) -> None:
-        if progress is not None:
-            progress(Tick(number, len(prompts), step, int(settings.steps or 0), prompt))
-
-    tell(0)
-    start = time.perf_counter()
-    frames = frames_of(pipe, settings, prompt, settings.seed + number, tell)
-    seconds = time.perf_counter() - start
-    tell(int(settings.steps or 0))
-    return _written(handle, number, prompt, settings, folder, rank, frames, seconds)
 
 
 def frames_of(
@@ -221,70 +208,104 @@ def frames_of(
     )
 
 
-def _written(
-    handle: Handle,
-    number: int,
-    prompt: str,
-    settings: Settings,
-    folder: Path,
-    rank: Rank,
-    frames: Tensor,
-    seconds: float,
-) -> ClipRecord:
+# The folder
+
+
+@dataclass(frozen=True)
+class _Production:
+    """A run on its pipeline: what does not change from clip to clip."""
+
+    pipe: Any
+    prompts: tuple[str, ...]
+    settings: Settings  # resolved
+    rank: Rank
+    progress: Callable[[Tick], None] | None
+
+    def finish(self, run: RunFolder) -> RunFolder:
+        """The clips that are missing, each in the manifest as soon as it is whole."""
+        from jali import __version__
+
+        check_sizes(self.pipe, self.settings)
+        here, packages = machine(str(self.settings.device)), versions()
+        _warn_of_changes(run, here, packages)
+        run = replace(run, machine=here, versions=packages, jali=__version__)
+        with attention(self.pipe, self.settings) as handle:
+            for number in range(len(run.clips), len(self.prompts)):
+                clip = self._make_clip(handle, number, run.folder)
+                run = run.with_clip(clip, complete=number + 1 == len(self.prompts))
+                if self.rank.writes:
+                    run.write()
+        return run
+
+    def _make_clip(self, handle: Handle, number: int, folder: Path) -> ClipRecord:
+        prompt, seed, steps = self.prompts[number], self.settings.seed + number, self.settings.steps
+
+        def tell(step: int) -> None:
+            if self.progress is not None:
+                self.progress(Tick(number, len(self.prompts), step, steps or 0, prompt))
+
+        tell(0)
+        start = time.perf_counter()
+        frames = frames_of(self.pipe, self.settings, prompt, seed, tell)
+        seconds = time.perf_counter() - start
+        tell(steps or 0)
+        stats = handle.stats()
+        clip = self._record(number, frames, seconds, stats)
+        if self.rank.writes:
+            _write_clip(folder, clip, frames, handle, stats)
+        return clip
+
+    def _record(self, number: int, frames: Tensor, seconds: float, stats: Stats) -> ClipRecord:
+        from jali.integration.models.registry import model_card
+
+        card, name = model_card(self.settings.model), clip_name(number, self.prompts[number])
+        return ClipRecord(
+            name=name,
+            prompt=self.prompts[number],
+            seed=self.settings.seed + number,
+            fps=card.fps or 1,
+            frames=frames.shape[0],
+            height=frames.shape[1],
+            width=frames.shape[2],
+            video=f"{name}.mp4",
+            lossless=f"{name}.mkv",
+            sites=f"{name}.sites.json",
+            seconds=round(seconds, 4),
+            seconds_transformer=None if stats.seconds is None else round(stats.seconds, 4),
+            cost=round(stats.cost, 6),
+            sparse_cost=None if stats.sparse_cost is None else round(stats.sparse_cost, 6),
+            budget=self.settings.budget,
+            calls=len(stats.rows),
+            sparse_calls=sum(row.reason is None for row in stats.rows),
+            dense_reasons=stats.dense,
+            summary=stats.line(),
+            image=f"{name}.png" if card.image else None,
+        )
+
+
+def _write_clip(
+    folder: Path, clip: ClipRecord, frames: Tensor, handle: Handle, stats: Stats
+) -> None:
     """Everything of a clip on disk; the manifest, which names it, comes after."""
     from jali.clips.clip import to_uint8, write_lossless, write_mp4
     from jali.generation.call_record import PlanRecorder, record_text
-    from jali.integration.models.registry import model_card
 
-    card = model_card(settings.model)
-    name = clip_name(number, prompt)
-    stats = handle.stats()
-    sparse = [row for row in stats.rows if row.reason is None]
-    entry = ClipRecord(
-        name=name,
-        prompt=prompt,
-        seed=settings.seed + number,
-        fps=card.fps or 1,
-        frames=frames.shape[0],
-        height=frames.shape[1],
-        width=frames.shape[2],
-        video=f"{name}.mp4",
-        lossless=f"{name}.mkv",
-        sites=f"{name}.sites.json",
-        seconds=round(seconds, 4),
-        seconds_transformer=None if stats.seconds is None else round(stats.seconds, 4),
-        cost=round(stats.cost, 6),
-        sparse_cost=None if stats.sparse_cost is None else round(stats.sparse_cost, 6),
-        budget=settings.budget,
-        calls=len(stats.rows),
-        sparse_calls=len(sparse),
-        dense_reasons=stats.dense,
-        summary=stats.line(),
-        image=f"{name}.png" if card.image else None,
-    )
-    if not rank.writes:
-        return entry
-    remove_leftovers(folder, name)
-    whole = to_uint8(frames)
-    watch = handle.run.watch
+    remove_leftovers(folder, clip.name)
+    whole, watch = to_uint8(frames), handle.run.watch
     plans = watch.plans() if isinstance(watch, PlanRecorder) else []
-    write_lossless(folder / entry.lossless, whole, entry.fps)
-    write_mp4(folder / entry.video, whole, entry.fps)
-    if entry.image is not None:
-        _write_png(folder / entry.image, whole)
-    with replaced(folder / entry.sites) as temporary:
-        temporary.write_text(record_text(handle.run, stats, plans), encoding="utf-8")
-    return entry
+    write_lossless(folder / clip.lossless, whole, clip.fps)
+    write_mp4(folder / clip.video, whole, clip.fps)
+    if clip.image is not None:
+        from PIL import Image
+
+        with files.whole_file(folder / clip.image) as temporary:
+            Image.fromarray(whole[0].numpy()).save(temporary, format="png")
+    files.write_text(folder / clip.sites, record_text(handle.run, stats, plans))
 
 
-def _write_png(path: Path, frames: Tensor) -> None:
-    from PIL import Image
-
-    with replaced(path) as temporary:
-        Image.fromarray(frames[0].numpy()).save(temporary, format="png")
-
-
-def _compare(run: RunFolder, machine: dict[str, Any], versions: dict[str, str | None]) -> None:
+def _warn_of_changes(
+    run: RunFolder, machine: dict[str, Any], versions: dict[str, str | None]
+) -> None:
     """A run that goes on elsewhere is still one run, but its times are not of one machine."""
     for before, now in ((run.machine, machine), (run.versions, versions)):
         for name, value in now.items():

@@ -22,8 +22,8 @@ class Rank:
     def writes(self) -> bool:
         return self.number == 0
 
-    def together(self) -> None:
-        """Wait for the others."""
+    def wait(self) -> None:
+        """For the others."""
         if self.count > 1:
             import torch.distributed as dist
 

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali import files
+from jali.error import InputError
 
 if TYPE_CHECKING:
     from jali.methods import Method
     from jali.presets import Preset
 
 ATTENTION, SIZE, PLACE = "Attention", "What is made", "Where and how it runs"
-COUNT, MODELS_OWN = "a count of at least 1", "the model's"
+COUNT = "a count of at least 1"
 RULES = {str: "text", Path: "text", bool: "true or false", Mapping: "names with their values"}
 
 
-class SettingError(ValueError):
+class SettingError(InputError):
     """A value that a setting cannot have: `name` and what it `must` be, the value included."""
 
     def __init__(self, name: str, must: str) -> None:
@@ -72,6 +73,12 @@ def setting(kind: Any, default: Any, panel: str | None, help: str, **more: Any) 
     return field(default=default, metadata=about)
 
 
+def count(default: int | None, panel: str, help: str) -> Any:
+    """A whole number of at least 1; where it is None, the model has its own."""
+    shown = "the model's" if default is None else None
+    return setting(int, default, panel, help, rule=COUNT, least=1, shown=shown)
+
+
 @dataclass(frozen=True)
 class Settings:
     """How clips are made; what is None is the model's or the method's default until `resolve`.
@@ -88,72 +95,52 @@ class Settings:
     'entropy'
     """
 
+    # fmt: off
     model: str = setting(
-        str, MISSING, None, "A name of the registry; see `jali doctor`.", usual="nano"
-    )
+        str, MISSING, None, "A name of the registry; see `jali doctor`.", usual="nano")
     path: str | None = setting(str, None, PLACE, "Local folder or hub id, not the usual one.")
     method: str | None = setting(str, None, ATTENTION, "One of {methods}.", shown="entropy")
     preset: str | None = setting(str, None, ATTENTION, "A method by preset; see `jali presets`.")
     config: str | None = setting(Path, None, ATTENTION, "A preset file, jali's or PSA's.")
     options: Mapping[str, Any] = setting(
         Mapping, Mapping, ATTENTION, "NAME=VALUE of the method's own, again for more.",
-        flag="--option",
-    )  # fmt: skip
+        flag="--option")
     budget: float | None = setting(
         float, None, ATTENTION, "Asked share of dense attention's work.",
-        rule="a number above 0 and at most 1", least=math.ulp(0.0), most=1,
         shown="0.5, or the preset's",
-    )  # fmt: skip
+        rule="a number above 0 and at most 1", least=math.ulp(0.0), most=1)
     masks: str | None = setting(Path, None, ATTENTION, "A calibrated MaskBook: the method cached.")
     backend: str = setting(str, "auto", ATTENTION, "auto, or one of `jali doctor`.")
     warmup_frac: float | int | None = setting(
-        float, None, ATTENTION, "Share of dense first steps.",
-        rule="a share in [0, 1], or an int count of steps", least=0, most=1,
-        shown="0.2, or the preset's",
-    )  # fmt: skip
+        float, None, ATTENTION, "Share of dense first steps.", shown="0.2, or the preset's",
+        rule="a share in [0, 1], or an int count of steps", least=0, most=1)
     dense_first_layer: bool | None = setting(
         bool, None, ATTENTION, "Whether layer 0 stays dense.",
-        flag="--dense-first-layer/--sparse-first-layer",
-    )  # fmt: skip
-    steps: int | None = setting(
-        int, None, SIZE, "Of denoising.", rule=COUNT, least=1, shown=MODELS_OWN
-    )
+        flag="--dense-first-layer/--sparse-first-layer")
+    steps: int | None = count(None, SIZE, "Of denoising.")
     guidance: float | None = setting(
-        float, None, SIZE, "How strongly the prompt counts.",
-        rule="a number of at least 0", least=0, shown=MODELS_OWN,
-    )  # fmt: skip
+        float, None, SIZE, "How strongly the prompt counts.", shown="the model's",
+        rule="a number of at least 0", least=0)
     seed: int = setting(
         int, 0, SIZE, "Of the noise; clip i has seed + i.",
-        rule="a whole number of at least 0", least=0,
-    )  # fmt: skip
-    height: int | None = setting(
-        int, None, SIZE, "In pixels.", rule=COUNT, least=1, shown=MODELS_OWN
-    )
-    width: int | None = setting(
-        int, None, SIZE, "In pixels.", rule=COUNT, least=1, shown=MODELS_OWN
-    )
-    num_frames: int | None = setting(
-        int, None, SIZE, "Images have one.", rule=COUNT, least=1, shown=MODELS_OWN
-    )
+        rule="a whole number of at least 0", least=0)
+    height: int | None = count(None, SIZE, "In pixels.")
+    width: int | None = count(None, SIZE, "In pixels.")
+    num_frames: int | None = count(None, SIZE, "Images have one.")
     negative_prompt: str | None = setting(str, None, SIZE, "What to keep away from.", others=("",))
     arguments: Mapping[str, Any] = setting(
         Mapping, Mapping, SIZE, "NAME=VALUE for the pipeline's own call, again for more.",
-        flag="--argument",
-    )  # fmt: skip
+        flag="--argument")
     lora: str | None = setting(str, None, SIZE, "A file, a folder, or REPO:FOLDER/FILE.")
     device: str | None = setting(str, None, PLACE, "cuda or cpu; cuda where there is one.")
     dtype: str | None = setting(str, None, PLACE, "bf16, fp16 or fp32.")
     cpu_offload: bool | str = setting(
         bool, False, PLACE, "Parts wait in host memory.",
-        others=("model", "sequential"), flag="--cpu-offload",
-    )  # fmt: skip
-    context_parallel: int = setting(
-        int, 1, PLACE, "Ranks that share a sequence (torchrun).", rule=COUNT, least=1
-    )
-    tensor_parallel: int = setting(
-        int, 1, PLACE, "Ranks that share the weights (torchrun).", rule=COUNT, least=1
-    )
+        others=("model", "sequential"), flag="--cpu-offload")
+    context_parallel: int = count(1, PLACE, "Ranks that share a sequence (torchrun).")
+    tensor_parallel: int = count(1, PLACE, "Ranks that share the weights (torchrun).")
     attention: Mapping[str, Any] | None = setting(Mapping, None, None, "")
+    # fmt: on
 
     def __post_init__(self) -> None:
         for own in fields(self):
@@ -193,30 +180,26 @@ class Settings:
         dtype = choose_dtype(self.dtype, device)
         if pipe is not None:
             # Of an offloaded pipeline, where it computes.
-            own = getattr(pipe, "_execution_device", pipe.device)
-            if self.device is not None and own.type != device.type:
-                raise ValueError(f"device is {self.device}, but the pipeline is on {own.type}")
-            device, dtype = own, pipe.transformer.dtype
+            where = getattr(pipe, "_execution_device", pipe.device)
+            if self.device is not None and where.type != device.type:
+                raise ValueError(f"device is {self.device}, but the pipeline is on {where.type}")
+            device, dtype = where, pipe.transformer.dtype
 
-        def default(value: Any, usual: Any) -> Any:
-            return usual if value is None else value
-
-        named, method, steps = replace(self, model=card.name), self.make_method(), card.steps
+        method, steps = self.make_method(), card.steps
         if self.masks is not None:
             from jali.generation.calibrated import steps_of
 
             steps = steps_of(method)
-        return replace(
-            named,
-            **_written(named, method),
-            steps=default(self.steps, steps),
-            guidance=default(self.guidance, card.guidance.scale),
-            height=default(self.height, card.height),
-            width=default(self.width, card.width),
-            num_frames=default(self.num_frames, card.frames),
-            device=device.type,
-            dtype=str(dtype).removeprefix("torch."),
-        )
+        usual = {
+            "steps": steps,
+            "guidance": card.guidance.scale,
+            "height": card.height,
+            "width": card.width,
+            "num_frames": card.frames,
+        }
+        own: dict[str, Any] = {n: v for n, v in usual.items() if getattr(self, n) is None}
+        own |= {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
+        return replace(self, model=card.name, **_describe(self, method), **own)
 
     def make_method(self) -> Method:
         """The method with its schedule, exactly as it will run."""
@@ -225,7 +208,7 @@ class Settings:
 
         if self.attention is not None and self.masks is None:
             method = read_method(self.attention, "attention")
-            said = _written(replace(self, budget=None), method)
+            said = _describe(replace(self, budget=None), method)
             for name in ("method", "budget", "warmup_frac", "dense_first_layer"):
                 unknown = name == "budget" and said[name] is None  # only the data can tell
                 if getattr(self, name) not in (None, said[name]) and not unknown:
@@ -253,6 +236,7 @@ class Settings:
     def find_preset(self) -> Preset | None:
         if self.preset is None and self.config is None:
             return None
+        from jali.integration.models.registry import model_card
         from jali.presets import load_preset
 
         if self.options:
@@ -260,7 +244,7 @@ class Settings:
                 f"a preset is complete: {', '.join(self.options)} cannot be added to it; name a "
                 f"method instead, or write a preset file of your own"
             )
-        preset = load_preset(self.preset, self._card_name(), self.config)
+        preset = load_preset(self.preset, model_card(self.model).name, self.config)
         found = _inner(preset.method).name
         if self.method is not None and self.method != found:
             raise ValueError(
@@ -279,11 +263,6 @@ class Settings:
             {"method": self.method or "entropy", "options": dict(self.options)}, "the method"
         )
         return {name: getattr(made, name) for name in self.options}
-
-    def _card_name(self) -> str:
-        from jali.integration.models.registry import model_card
-
-        return model_card(self.model).name
 
     # As plain values
 
@@ -318,7 +297,7 @@ def _inner(method: Method) -> Method:
     return _inner(method.inner) if isinstance(method, Schedule) else method
 
 
-def _written(settings: Settings, method: Method) -> dict[str, Any]:
+def _describe(settings: Settings, method: Method) -> dict[str, Any]:
     """What the method says of itself, for the settings that name it."""
     from jali.methods import Dense, Schedule
     from jali.presets.method import write_method
@@ -326,9 +305,9 @@ def _written(settings: Settings, method: Method) -> dict[str, Any]:
     schedule = method if isinstance(method, Schedule) else Schedule(method)
     inner = _inner(method)
     if settings.masks is not None:
-        from jali.generation.calibrated import written
+        from jali.generation.calibrated import describe_method
 
-        attention = written(method)
+        attention = describe_method(method)
     else:
         attention = write_method(method)
     budget = settings.budget if settings.budget is not None else method.asked
@@ -349,4 +328,4 @@ def dense_twin(settings: Settings) -> Settings:
         ("preset", "config", "budget", "masks", "warmup_frac", "dense_first_layer", "attention")
     )
     twin = replace(settings, **bare)
-    return replace(twin, **_written(twin, twin.make_method()))
+    return replace(twin, **_describe(twin, twin.make_method()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -29,6 +30,30 @@ def read_prompts(path: str | Path) -> tuple[str, ...]:
     if not found:
         raise ValueError(f"{path} holds no prompts: one a line is expected")
     return found
+
+
+def select_prompts(
+    model: str,
+    given: Sequence[str] | None = None,
+    file: str | Path | None = None,
+    count: int | None = None,
+    shipped: int | None = None,
+) -> tuple[str, ...]:
+    """The first `count` of what was asked for: `given`, then those of the file.
+
+    Without either, the first `count` of the model's shipped set, or else `shipped` of them. An
+    empty prompt, and a count of more than there are, raise a ValueError.
+    """
+    texts = tuple(given or ())
+    if any(not text.strip() for text in texts):
+        raise ValueError("--prompt is empty")
+    if file is not None:
+        texts += read_prompts(file)
+    if not texts:
+        texts, count = default_prompts(model), shipped if count is None else count
+    if count is not None and count > len(texts):
+        raise ValueError(f"--num-prompts is {count}, but there are only {len(texts)} prompts")
+    return texts[:count]
 
 
 def parse(text: str) -> tuple[str, ...]:

@@ -1,0 +1,107 @@
+"""What commands print: JSON, tables, bars, and numbers that may be missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jali.generation import Tick
+
+Tell = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """On stdout, and nothing else there."""
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def say(text: str, **how: Any) -> None:
+    """A line as it is: nothing in it is markup or highlighted."""
+    from rich.console import Console
+
+    Console().print(text, highlight=False, markup=False, **how)
+
+
+def make_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    dim: Callable[[Sequence[str]], bool] = lambda _: False,
+    left: int = 1,
+    wrap_last: bool = False,
+    **more: Any,
+) -> Table:
+    """Rows of text under headings: the first `left` columns begin on the left, the others end on
+    the right. `dim` tells the rows that matter less, `wrap_last` lets the last column have several
+    lines; `more` is rich's (title, caption, padding)."""
+    from rich import box
+    from rich.table import Table
+
+    more = {"title_justify": "left", "caption_justify": "left", "padding": (0, 1, 0, 0)} | more
+    table = Table(box=box.SIMPLE, **more)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place < left else "right", no_wrap=True)
+    if wrap_last:
+        table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+    for row in rows:
+        table.add_row(*row, style="dim" if dim(row) else "")
+    return table
+
+
+def number(value: float | None, how: str) -> str:
+    """Nothing where there is no value."""
+    return "" if value is None else format(value, how)
+
+
+def can_draw() -> bool:
+    """Whether there can be a picture; says so where there cannot."""
+    import importlib.util
+
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    typer.echo("jali: no picture without matplotlib: pip install 'jali[report]'", err=True)
+    return False
+
+
+@contextmanager
+def progress_bar(quiet: bool) -> Iterator[Tell]:
+    """A bar on stderr, with the time that is left; a log file gets none."""
+    if quiet:
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("loading", total=1)
+
+        def tell(words: str, done: int, total: int) -> None:
+            bar.update(task, description=words, completed=done, total=total)
+
+        yield tell
+
+
+def tell_clips(tell: Tell) -> Callable[[str, Tick], None]:
+    """Where a run stands, for the bar."""
+
+    def progress(run: str, tick: Tick) -> None:
+        words = tick.prompt if len(tick.prompt) < 40 else f"{tick.prompt[:39]}…"
+        done = tick.clip * tick.steps + tick.step
+        tell(f"{run}, clip {tick.clip + 1} of {tick.clips}: {words}", done, tick.clips * tick.steps)
+
+    return progress
