@@ -120,7 +120,7 @@ def first_block_cache(pipe: Any) -> None:
 
 
 # A third of its tokens are text, padded or not, and rows of text read everything.
-HUNYUAN15_CALL = {**tiny.hunyuan15_call(), "num_frames": 29}
+HUNYUAN15_CALL = tiny.hunyuan15_call()
 OTHERS: dict[str, tuple[Callable[[], Any], dict[str, Any], int]] = {
     "CogVideoX": (lambda: tiny.cogvideox(layers=2), tiny.COG_CALL, 2),
     "HunyuanVideo": (tiny.hunyuan, tiny.HUNYUAN_CALL, 3),
