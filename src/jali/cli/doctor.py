@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 EXAMPLES = ("jali doctor", "jali doctor --run", "jali doctor --device cpu --json")
 HEAD_DIMS = (32, 64, 80, 96, 128, 192, 256)
 BUDGETS = (0.5, 0.3)
-DENSE_STEPS = 0.2  # as `sparse_processor_mode` has it
 TOKENS = 32_760  # for questions whose answer does not depend on it
 STEPS = 6  # of the proof
 
@@ -121,6 +120,7 @@ def _backends(device: Any, dtype: Any) -> list[dict[str, Any]]:
 def _models(device: Any, dtype: Any) -> list[dict[str, Any]]:
     """What a generation at each model's default size would gain, by the measured cost model."""
     from jali.backends import Task, choose
+    from jali.integration.config import WARMUP
     from jali.integration.forecast import model_speedup
     from jali.integration.models.registry import MODELS
 
@@ -136,7 +136,7 @@ def _models(device: Any, dtype: Any) -> list[dict[str, Any]]:
                 tokens=tokens,
                 batch=card.batch,
                 cost=budget,
-                sparse_share=(1 - DENSE_STEPS) * (layers - 1) / layers,
+                sparse_share=(1 - WARMUP) * (layers - 1) / layers,
                 layers=layers,
                 weights=int(card.weights),
                 device=device,

@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jali.integration.modes import BUDGET, WARMUP, Handle
+from jali.integration.config import BUDGET, WARMUP
+from jali.integration.modes import Handle
 from jali.maskbook import MaskBook
 from jali.maskbook.cached import Cached
 from jali.methods import Method, Schedule

@@ -13,12 +13,12 @@ from diffusers.models import attention_dispatch
 from torch import Tensor, nn
 
 from jali.functional import sparse_attention
+from jali.integration.config import BUDGET
 from jali.integration.families import family_of
 
 log = logging.getLogger("jali")
 
 NAME = "jali"
-SPARSITY = 0.5
 MIN_TOKENS = 1024
 
 # Families, by how their attention is called, where a name is not enough.
@@ -112,7 +112,7 @@ def attend_by_name(
         if attn_mask is None or _hides_keys(attn_mask, batch, tokens):
             return sparse_attention(
                 query, key, value, attn_mask, scale, head_num=query.shape[2],
-                input_layout="BSND", sparse_type="entropy", sparsity=SPARSITY,
+                input_layout="BSND", sparse_type="entropy", sparsity=1 - BUDGET,
             )  # fmt: skip
         if not torch.compiler.is_compiling():
             _tell_of_masks()

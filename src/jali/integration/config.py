@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from jali import files
 from jali.backends import check_name
 from jali.methods import Method
+from jali.planning.budget import Budget
 from jali.presets import Preset
 from jali.presets.method import PlainMethod, read_method, write_method
 from jali.presets.schema import errors_at, read_object
@@ -19,6 +20,8 @@ from jali.version import __version__
 
 CONFIG_NAME = "sparse_attention_config.json"
 FORMAT = 1
+# Of a method asked for by name: its share of the work, and the share of first steps that are dense.
+BUDGET, WARMUP = Budget().mean, 0.2
 
 
 @dataclass(frozen=True, kw_only=True)

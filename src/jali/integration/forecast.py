@@ -43,36 +43,17 @@ def attention_times(
     return dense, sparse
 
 
-def attention_speedup(
-    *,
-    heads: int,
-    head_dim: int,
-    tokens: int,
-    cost: float | None,
-    device: torch.device | str,
-    backend: str,
-) -> float | None:
-    """Of one attention call over the fastest dense one; None where nothing was measured."""
-    times = attention_times(
-        heads=heads, head_dim=head_dim, tokens=tokens, cost=cost, device=device_name(device),
-        backend=backend,
-    )  # fmt: skip
+def attention_speedup(*, device: torch.device | str, **call: Any) -> float | None:
+    """Of one attention call over the fastest dense one; None where nothing was measured. `call` are
+    the arguments of `attention_times`."""
+    times = attention_times(device=device_name(device), **call)
     return None if times is None else times[0] / times[1]
 
 
 def model_speedup(
-    *,
-    heads: int,
-    head_dim: int,
-    tokens: int,
-    batch: int,
-    cost: float | None,
-    sparse_share: float,
-    layers: int,
-    weights: int,
-    device: torch.device | str,
-    backend: str,
-) -> float | None:
+    *, heads: int, head_dim: int, tokens: int, batch: int, cost: float | None, sparse_share: float,
+    layers: int, weights: float, device: torch.device | str, backend: str,
+) -> float | None:  # fmt: skip
     """Of a whole generation's transformer calls, `sparse_share` of whose attention is sparse."""
     name = device_name(device)
     times = attention_times(

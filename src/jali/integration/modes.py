@@ -14,6 +14,7 @@ from torch import nn
 from jali.backends import check_name
 from jali.integration.attachment import Attachment, attach, self_attentions, unwrapped
 from jali.integration.clock import Clock
+from jali.integration.config import BUDGET, WARMUP
 from jali.integration.models.preset import check_preset, preset_for
 from jali.integration.run import Run
 from jali.integration.stats import Stats
@@ -23,7 +24,6 @@ from jali.presets import Preset, load_preset, presets
 
 log = logging.getLogger("jali")
 
-BUDGET, WARMUP = 0.5, 0.2
 WHEN = ("always", "auto")
 FINITE = ("raise", "warn", "off")
 UNKNOWN_MASKS = ("raise", "dense")

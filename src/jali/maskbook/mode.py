@@ -13,13 +13,8 @@ import torch
 from torch import nn
 
 from jali.integration.attachment import self_attentions
-from jali.integration.modes import (
-    WARMUP,
-    Handle,
-    _scheduled,
-    _transformers,
-    sparse_processor_mode,
-)
+from jali.integration.config import BUDGET, WARMUP
+from jali.integration.modes import Handle, _scheduled, _transformers, sparse_processor_mode
 from jali.maskbook import MaskBook
 from jali.maskbook.cached import Cached
 from jali.maskbook.fingerprint import Fingerprint
@@ -38,7 +33,7 @@ CLOSE = 0.02
 def cached_processor_mode(
     pipe: Any,
     book: MaskBook | str | os.PathLike[str],
-    budget: float = 0.5,
+    budget: float = BUDGET,
     backend: str = "auto",
     warmup_frac: float | int = WARMUP,
     dense_first_layer: bool = True,

@@ -145,11 +145,10 @@ def generate_video(
     """
     card = model_card(model_name)
     _check_pipeline(card, pipe)
-    given = (height, width, num_frames, steps)
-    usual = (card.height, card.width, card.frames, card.steps)
-    height, width, frames, steps = (
-        default if value is None else value for value, default in zip(given, usual, strict=True)
-    )
+    height = card.height if height is None else height
+    width = card.width if width is None else width
+    frames = card.frames if num_frames is None else num_frames
+    steps = card.steps if steps is None else steps
     check_size(strides_of(pipe, card), height, width, frames, card)
     _check_values(prompt, steps, seed, guidance=guidance, guidance_2=guidance_2, shift=shift)
     call = {
