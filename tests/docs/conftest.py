@@ -54,7 +54,7 @@ def small(
 
     load, generate = models.load_pipeline, models.generate_video
     calibration = importlib.import_module("jali.maskbook.calibration")
-    record = calibration.session
+    record = calibration.calibrate
 
     def load_small(name: str, **options: Any) -> Any:
         options |= {"path": checkpoint(name), "device": "cpu", "lora": None}
