@@ -556,6 +556,13 @@ class Needy(Entropy):
     name: ClassVar[str] = "needy"
 
 
+@dataclass(frozen=True)
+class Lost(Entropy):
+    taps: Nowhere = 3  # type: ignore[name-defined]  # noqa: F821
+
+    name: ClassVar[str] = "lost"
+
+
 def test_what_has_no_plain_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="Schedule inside a Schedule"):
         write_method(Schedule(Schedule(Dense())))
@@ -567,5 +574,8 @@ def test_what_has_no_plain_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         write_method(Strange())
     with pytest.raises(ValueError, match=r"options.device holds a value of type .*torch.device"):
         read_method({"method": "strange", "options": {"device": "cpu"}}, "here")
+    monkeypatch.setitem(METHODS, "lost", Lost)
+    with pytest.raises(TypeError, match=r"Lost declares a type .* name 'Nowhere' is not defined"):
+        read_method({"method": "lost", "options": {"taps": 4}}, "here")
     with pytest.raises(ValueError, match=r"here.options needs the key 'taps'"):
         read_method({"method": "needy"}, "here")
