@@ -33,34 +33,55 @@ def opened(browser: Any, page_file: Path) -> Iterator[Open]:
 
 @contextmanager
 def opener(browser: Any) -> Iterator[Open]:
-    complaints: list[str] = []
-    contexts = []
+    """Opens pages in windows of their own, which it closes again."""
+    tabs: list[Tab] = []
 
     def open_page(path: Path, viewport: dict[str, int] = WIDE, **options: Any) -> Any:
-        context = browser.new_context(viewport=viewport, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.on("request", lambda request: _no_network(request.url, path, complaints))
-        page.goto(path.as_uri())
-        page.wait_for_selector("body[data-ready]")
-        return page
+        tabs.append(Tab(browser.new_context(viewport=viewport, **options).new_page()))
+        return tabs[-1].open(path)
 
     yield open_page
-    for context in contexts:
-        context.close()
-    assert not complaints
+    for tab in tabs:
+        tab.page.context.close()
+    assert not [complaint for tab in tabs for complaint in tab.complaints]
 
 
-def _no_network(url: str, path: Path, complaints: list[str]) -> None:
-    if url.split("#")[0] != path.as_uri() and not url.startswith(("blob:", "data:")):
-        complaints.append(f"fetched {url}")
+class Tab:
+    """A page of the browser, and what it complained about or fetched."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self.complaints, self.address = page, list[str](), ""
+        page.on("console", lambda said: self.complaints.append(f"{said.type}: {said.text}"))
+        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        page.on("request", lambda request: self._fetched(request.url))
+
+    def open(self, path: Path) -> Any:
+        """From the start, whatever it showed before."""
+        self.address = path.as_uri()
+        self.page.mouse.move(0, 0)
+        self.page.goto(self.address)
+        self.page.wait_for_selector("body[data-ready]")
+        return self.page
+
+    def _fetched(self, url: str) -> None:
+        if url.split("#")[0] != self.address and not url.startswith(("blob:", "data:")):
+            self.complaints.append(f"fetched {url}")
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Any) -> Iterator[Tab]:
+    """One window for all tests that need no special one: opening it takes longer than a page."""
+    context = browser.new_context(viewport=WIDE)
+    yield Tab(context.new_page())
+    context.close()
 
 
 @pytest.fixture
-def page(opened: Open) -> Any:
-    return opened()
+def page(tab: Tab, page_file: Path) -> Iterator[Any]:
+    """The page, opened; afterwards nothing may have been complained about or fetched."""
+    tab.complaints.clear()
+    yield tab.open(page_file)
+    assert not tab.complaints
 
 
 def spent(root: Path, run: str, index: int = 0) -> dict[str, Any]:

@@ -111,7 +111,7 @@ SPOILED = {
     "a later manifest": (lambda psa: _edit(psa / "manifest.json", "version", 9), "version 9"),
     "no clips yet": (lambda psa: _edit(psa / "manifest.json", "clips", []), "has no clips yet"),
     "no sites": (lambda psa: (psa / f"{CLIP}.sites.json").unlink(), "is not there"),
-    "damaged sites": (lambda psa: _cut(psa / f"{CLIP}.sites.json"), "sites.json cannot be read"),
+    "damaged sites": (lambda psa: _cut(psa / f"{CLIP}.sites.json"), "sites.json is not JSON"),
     "later sites": (lambda psa: _edit(psa / f"{CLIP}.sites.json", "version", 7), "version 7"),
     "other sites": (
         lambda psa: _edit(psa / f"{CLIP}.sites.json", "rows", [{"layer": 0}]),
@@ -125,8 +125,11 @@ SPOILED = {
         ),
         "for a grid of 1×2×3 tokens",
     ),
-    "damaged metrics": (lambda psa: _cut(psa / "metrics.json"), "cannot be read as metrics"),
-    "other metrics": (lambda psa: _edit(psa / "metrics.json", "kind", "x"), "holds no metrics"),
+    "damaged metrics": (lambda psa: _cut(psa / "metrics.json"), "metrics.json is not JSON"),
+    "other metrics": (
+        lambda psa: _edit(psa / "metrics.json", "kind", "x"),
+        "is not a jali-metrics file of version 1",
+    ),
 }
 
 

@@ -143,6 +143,15 @@ def test_the_usual_metrics_where_no_one_asks(runs: Path) -> None:
     assert not (runs / "entropy" / "metrics.json").exists(), "a run folder is not ours to write to"
 
 
+@pytest.fixture
+def quick_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PSNR stands for the usual metrics, which another test measures."""
+    from jali.evaluation.quality import evaluation
+
+    monkeypatch.setattr(evaluation, "DEFAULT", ("psnr",))
+
+
+@pytest.mark.usefixtures("quick_metrics")
 def test_metrics_against_another_reference_are_not_believed(runs: Path) -> None:
     found = report(runs / "psa", runs / "entropy")
     assert "was measured against" in found.notes[0]
@@ -150,6 +159,7 @@ def test_metrics_against_another_reference_are_not_believed(runs: Path) -> None:
     assert found.metrics[1].clips[example.clip_name(0)]["psnr"].mean != old
 
 
+@pytest.mark.usefixtures("quick_metrics")
 def test_metrics_that_miss_a_clip_are_not_believed(runs: Path) -> None:
     path = runs / "entropy" / "metrics.json"
     found = json.loads(path.read_text())

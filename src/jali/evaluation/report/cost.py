@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from jali.error import InputError
+from jali.files import read_json
 
 VERSION = 1
 
 
 def read_sites(path: Path) -> dict[str, Any]:
     """Costs and plans of one clip; words that repeat are listed once and named by number."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    version = found.get("version") if isinstance(found, dict) else None
-    if version != VERSION:
-        raise InputError(f"{path} has version {version!r}; this jali reads version {VERSION}")
+    found = read_json(path)
+    if found.get("version") != VERSION:
+        raise InputError(
+            f"{path} has version {found.get('version')!r}; this jali reads version {VERSION}"
+        )
     try:
         return _pack(found)
     except (KeyError, TypeError, ValueError, binascii.Error) as error:

@@ -49,64 +49,26 @@ def compare_page(
 
 def render_page(comparison: Comparison) -> str:
     """The whole page as HTML."""
-    rows, runs = comparison.rows(), comparison.runs
-    # A number and its unit stay on one line.
-    loud, quiet = (part.replace(" dB", "\u00a0dB") for part in headline(rows))
+    rows, runs, metrics = comparison.rows(), comparison.runs, comparison.metric_names
     by_clip = [row for clip in comparison.clips for row in comparison.rows([clip])]
-    missing = [f"{name}: {why}" for m in comparison.metrics for name, why in m.unavailable.items()]
     return render(
         "jali.evaluation.report",
         "page.html",
-        title=f"{', '.join(run.name for run in runs[1:])} against {runs[0].name}",
-        loud=loud,
-        quiet=quiet,
-        lead=_lead(comparison),
-        cards=[_card(row, bool(place)) for place, row in enumerate(rows)],
         comparison=comparison,
-        columns=_columns(rows, comparison.metric_names),
-        columns_by_clip=_columns(by_clip, comparison.metric_names, brief=True),
-        missing=list(dict.fromkeys(missing)),
+        # A number and its unit stay on one line.
+        headline=[part.replace(" dB", "\u00a0dB") for part in headline(rows)],
+        rows=rows,
+        columns=_columns(rows, metrics),
+        columns_by_clip=_columns(by_clip, metrics, brief=True),
+        missing=list(dict.fromkeys(i for m in comparison.metrics for i in m.unavailable.items())),
         folds={
             "Settings": _fold([run.settings for run in runs]),
             "Versions": _fold([run.versions for run in runs]),
             "Machine": _fold([run.machine for run in runs]),
         },
-        versions=sorted({str(r.versions["jali"]) for r in runs if r.versions.get("jali")}),
         data=_data(comparison),
         number=_number,
     )
-
-
-def _lead(comparison: Comparison) -> str:
-    reference, *others = comparison.runs
-    film = comparison.films[comparison.clips[0]][0]
-    count = len(comparison.clips)
-    clips = "one clip" if count == 1 else f"{count} clips"
-    said = [f"{clips} of {film.frames} frames at {film.width}×{film.height}"]
-    if reference.settings.get("model"):
-        said.insert(0, str(reference.settings["model"]))
-        said.append(f"{reference.settings['steps']} steps")
-    machine = reference.machine.get("device") or reference.machine.get("cpu")
-    if machine:
-        said.append(f"on {machine}")
-    return f"{' and '.join(run.name for run in others)} against {reference.name}: " + (
-        f"{', '.join(said)}."
-    )
-
-
-def _card(row: RunSummary, with_cost: bool) -> dict[str, str]:
-    """The few numbers that count, by what they are."""
-    said = {}
-    if row.speed_up:
-        said["speed-up"] = f"{row.speed_up.value:.2f}×"
-    elif row.seconds:
-        said["a clip"] = f"{_number(row.seconds.value, 1)} s"
-    if "psnr" in row.metrics:
-        said["PSNR"] = f"{_number(row.metrics['psnr'].value, 1)} dB"
-    if row.cost and with_cost:
-        asked = "cost" if row.budget is None else f"cost, {row.budget:g} asked"
-        said[asked] = f"{row.cost.value:.2f}"
-    return said
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,13 @@ def read_runs(folders: Sequence[Path], names: Sequence[str] = ()) -> list[Compar
         raise InputError(f"there are {len(folders)} runs, and {len(names)} names for them")
     if len(names) != len(set(names)):
         raise InputError(f"names must differ, got {', '.join(names)}")
-    runs = [read_run(folder) for folder in folders]
+    runs = [_read(folder) for folder in folders]
     if names:
         return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
     return _with_distinct_names(runs)
 
 
-def read_run(folder: Path) -> ComparedRun:
+def _read(folder: Path) -> ComparedRun:
     """The run in `folder`, with or without a manifest."""
     _check_folder(folder)
     if (folder / MANIFEST).exists():
@@ -129,24 +129,19 @@ def _check_folder(folder: Path) -> None:
 def _with_manifest(folder: Path) -> ComparedRun:
     from jali.generation.manifest import read_run
 
-    gallery = read_run(folder)
-    if not gallery.clips:
+    run = read_run(folder)
+    if not run.clips:
         raise InputError(f"the run in {folder} has no clips yet")
-    facts = {entry["name"]: entry for entry in gallery.to_dict()["clips"]}
     clips = {
-        clip.name: ComparedClip(
-            clip.name, gallery.path(clip.video), gallery.path(clip.sites), facts[clip.name]
-        )
-        for clip in gallery.clips
+        clip.name: ComparedClip(clip.name, run.path(clip.video), run.path(clip.sites), asdict(clip))
+        for clip in run.clips
     }
-    settings = gallery.settings.to_dict()
-    method = settings.get("preset") or gallery.settings.label
+    settings = run.settings.to_dict()
+    method = settings.get("preset") or run.settings.label
     budget = settings.get("budget")
     name = method if budget is None or method == "dense" else f"{method} {budget:g}"
-    versions = {"jali": gallery.jali, **(gallery.versions or {})}
-    return ComparedRun(
-        name, folder, clips, settings, gallery.machine or {}, versions, gallery.complete
-    )
+    versions = {"jali": run.jali, **(run.versions or {})}
+    return ComparedRun(name, folder, clips, settings, run.machine or {}, versions, run.complete)
 
 
 def _videos(folder: Path) -> dict[str, ComparedClip]:
