@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,15 @@ def test_the_command(jali: Jali, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(path.name for path in folder.iterdir()) == told["files"]
     page = (folder / "index.html").read_text()
     assert page.count("data:image/png;base64,") == 2
-    # Another one takes its place; stdout is JSON and nothing else.
+    # Another one takes its place, pictures included; stdout is JSON and nothing else.
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = jali("demo", "--tensors", "--quick", "--json", "--budget=0.5", "--output-dir", folder)
     assert json.loads(done.stdout) == json.loads((folder / "demo.json").read_text())
     assert json.loads(done.stdout)["budget"] == 0.5
+    assert [path.name for path in folder.iterdir()] == ["demo.json"]
 
 
 def test_without_matplotlib(jali: Jali, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     from jali.evaluation.demo import tensors
 
     monkeypatch.setattr(tensors, "QUICK", (2, 8, 16))
