@@ -127,6 +127,8 @@ def pixels(element: Any) -> np.ndarray:
 def pictures(page: Any) -> list[np.ndarray]:
     """What each film shows."""
     until(page, "[...document.querySelectorAll('#stage video')].every(v => !v.seeking)")
+    # A frame that was sought is drawn with the picture after; a busy machine takes its time.
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     return [pixels(video) for video in page.locator("#stage video").all()]
 
 
@@ -203,7 +205,11 @@ def test_steps_show_exactly_the_next_frame(page: Any) -> None:
     for _ in range(4):
         page.click("#forward")
     page.click("#back")
-    assert [frame_shown(picture, 0) for picture in pictures(page)] == [3, 3, 3]
+    shown: list[int] = []
+    for _ in range(5):
+        if shown != [3, 3, 3]:  # a busy machine may still draw the frame before
+            shown = [frame_shown(picture, 0) for picture in pictures(page)]
+    assert shown == [3, 3, 3]
     assert page.inner_text("#clock").startswith("frame 4 / 13")
     assert page.get_attribute("#time", "aria-valuetext") == "frame 4 of 13"
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from jali.evaluation.inspection.judge import CONTROLS, JudgedCall, exact_map, ranking, too_costly
+from jali.evaluation.inspection.plan_picture import FAINT, INK, LINE, bare, draw_block_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, FAINT, LINE = "#1d2433", "#8a93a6", "#c9cfda"
 GOOD, WEAK = "#0b7285", "#adb5bd"
-SHADE = "GnBu"
 
 
 def figure(judged: Sequence[JudgedCall], title: str, heads: int = 4) -> Figure:
@@ -70,24 +67,9 @@ def _maps(
         top.set_title(f"head {head}\nspread {shown.spread[head]:.0%}", fontsize=8, color=INK)
         if column == 1:
             top.set_ylabel("attention", fontsize=8, color=INK)
-        _bare(top)
+        bare(top)
         for row, name in enumerate(names, 1):
-            plan = shown.plans[name]
-            levels = plan.levels[0, head % plan.levels.shape[1]].float().cpu()
-            work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
-            axes = drawn.add_subplot(grid[row, column])
-            axes.imshow(
-                work.numpy(), vmin=0, vmax=1.25, cmap=SHADE, aspect="auto", interpolation="nearest"
-            )
-            _bare(axes)
-
-
-def _bare(axes: Any) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_edgecolor(LINE)
-        spine.set_linewidth(0.6)
+            draw_block_map(drawn.add_subplot(grid[row, column]), shown.plans[name], head)
 
 
 def _heads(shown: JudgedCall, count: int) -> list[int]:

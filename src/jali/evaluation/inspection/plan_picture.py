@@ -14,10 +14,8 @@ from jali.tokens.grid import Box
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK = "#1d2433"
-FAINT = "#8a93a6"
+INK, FAINT, LINE, QUERY = "#1d2433", "#8a93a6", "#c9cfda", "#d1495b"
 SHADE = "GnBu"
-QUERY = "#d1495b"
 
 
 def maps_figure(plans: Mapping[str, BlockPlan], heads: Sequence[str]) -> Figure:
@@ -27,7 +25,7 @@ def maps_figure(plans: Mapping[str, BlockPlan], heads: Sequence[str]) -> Figure:
     for row, (method, plan) in enumerate(plans.items()):
         for column, head in enumerate(heads):
             axes = grid[row, column]
-            _block_map(axes, plan, column)
+            draw_block_map(axes, plan, column)
             if row == 0:
                 axes.set_title(head, fontsize=9, color=INK)
             if column == 0:
@@ -50,7 +48,7 @@ def heads_figure(
     shown = np.linspace(0, box.frames - 1, frames).round().astype(int)
     for column, head in enumerate(heads):
         top = grid[0, column]
-        _block_map(top, plan, head)
+        draw_block_map(top, plan, head)
         top.axhline(query, color=QUERY, linewidth=1.2)
         top.set_title(f"{names[head]}\ncost {float(costs[head]):.2f}", fontsize=9, color=INK)
         read, own = footprint(plan, head, query)
@@ -59,7 +57,7 @@ def heads_figure(
             _shade(axes, read[frame])
             if own[frame].any():
                 axes.contour(own[frame], levels=[0.5], colors=QUERY, linewidths=1.2)
-            _bare(axes)
+            bare(axes)
             if column == 0:
                 axes.set_ylabel(f"frame {frame}", fontsize=7, color=FAINT)
     return figure
@@ -97,20 +95,22 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _block_map(axes: Any, plan: BlockPlan, head: int) -> None:
+def draw_block_map(axes: Any, plan: BlockPlan, head: int) -> None:
+    """What one head keeps: query blocks down, key blocks across, darker where read more finely."""
     levels = plan.levels[0, head % plan.levels.shape[1]].cpu()
     work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
     _shade(axes, work.numpy())
-    _bare(axes)
+    bare(axes)
 
 
 def _shade(axes: Any, work: np.ndarray) -> None:
     axes.imshow(work, vmin=0, vmax=1.25, cmap=SHADE, aspect="auto", interpolation="nearest")
 
 
-def _bare(axes: Any) -> None:
+def bare(axes: Any) -> None:
+    """No ticks, and a thin frame."""
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
-        spine.set_edgecolor("#c9cfda")
+        spine.set_edgecolor(LINE)
         spine.set_linewidth(0.6)
