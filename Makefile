@@ -60,7 +60,7 @@ test-full: $(STAMP)
 docs: $(STAMP)
 	@$(BIN)/python benchmarks/tables.py --check
 	@$(BIN)/python docs/generate_cli.py --check
-	@$(BIN)/mkdocs build --quiet --strict
+	@$(BIN)/zensical build --strict --clean
 	@echo "site/index.html"
 
 # The tests fetch them too; where the network is slow, this does it beforehand.
@@ -72,5 +72,5 @@ tables: $(STAMP)
 	@$(BIN)/python docs/generate_cli.py
 
 clean:
-	rm -rf $(VENV) site outputs build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .cache outputs build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
