@@ -361,7 +361,7 @@ class TestReplay:
             for layer in range(2):
                 got = replay.bits(0.5, step, layer, 0)
                 assert torch.equal(got, torch.from_numpy(book.bits(0.5, step)[layer, 0].copy()))
-        held = {slot.key for slot in replay._slots}
+        held = {buffer.key for buffer in replay._buffers}
         assert len(held) == 2
         replay.close()
 
@@ -370,9 +370,9 @@ class TestReplay:
         replay = Replay(book, torch.device("cpu"))
         replay.prefetch(0.5, 1)
         replay.bits(0.5, 1, 0, 0)
-        assert {slot.key for slot in replay._slots} == {(0.5, 1), (0.5, 2)}
+        assert {buffer.key for buffer in replay._buffers} == {(0.5, 1), (0.5, 2)}
         replay.bits(0.5, 3, 0, 0)  # after the last step comes the first one that was asked for
-        assert {slot.key for slot in replay._slots} == {(0.5, 3), (0.5, 1)}
+        assert {buffer.key for buffer in replay._buffers} == {(0.5, 3), (0.5, 1)}
         replay.close()
 
     def test_budgets_side_by_side(self) -> None:

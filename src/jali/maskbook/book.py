@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from jali.maskbook.container import (
     BookError,
     Bytes,
     Container,
+    FilePath,
     book_digest,
     checksum,
     open_container,
@@ -65,7 +65,7 @@ class MaskBook:
         self._replays: dict[torch.device, Replay] = {}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> MaskBook:
+    def open(cls, path: FilePath) -> MaskBook:
         """A book by its file, in milliseconds whatever its size.
 
         Raises:
@@ -221,7 +221,7 @@ class MaskBook:
         steps: int | Sequence[float] | None = None,
         *,
         blocks: Blocks | None = None,
-        output: str | os.PathLike[str] | None = None,
+        output: FilePath | None = None,
         device: torch.device | str = "cpu",
     ) -> MaskBook:
         """A book for another grid, another number of steps (or their noise levels), other blocks.
@@ -240,12 +240,9 @@ class MaskBook:
         return resample(self, grid, steps, blocks, output, device)
 
     def merge(
-        self,
-        other: MaskBook,
-        *,
-        output: str | os.PathLike[str] | None = None,
+        self, other: MaskBook, *, output: FilePath | None = None,
         device: torch.device | str = "cpu",
-    ) -> MaskBook:
+    ) -> MaskBook:  # fmt: skip
         """One book of the prompts of both, each weighing the same.
 
         Raises ValueError for books of two models, layouts or schedules, naming both values; for a
@@ -255,7 +252,7 @@ class MaskBook:
 
         return merge(self, other, output, device)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: FilePath) -> Path:
         """Copy the file, all of it or nothing. Returns the path."""
         path = Path(path)
         files.make_folder(path.parent)

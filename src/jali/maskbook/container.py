@@ -32,6 +32,7 @@ HEADER_LIMIT = 8 * 2**20
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
 
 Bytes = NDArray[np.uint8]
+FilePath = str | os.PathLike[str]
 # The header of a safetensors file: {name: {"dtype": …, "shape": […], "data_offsets": [start, end]}}
 TensorTable = dict[str, dict[str, Any]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jali.maskbook.container import FilePath
 from jali.maskbook.header import Header
 from jali.maskbook.write import write_book
 
@@ -25,10 +25,7 @@ RESAMPLED = ("grid", "blocks", "steps")
 
 
 def merge(
-    book: MaskBook,
-    other: MaskBook,
-    output: str | os.PathLike[str] | None,
-    device: torch.device | str = "cpu",
+    book: MaskBook, other: MaskBook, output: FilePath | None, device: torch.device | str
 ) -> MaskBook:
     """See `MaskBook.merge`."""
     a, b = book.header, other.header
@@ -60,9 +57,7 @@ def merge(
 def _check_same(a: Header, b: Header) -> None:
     """Refuse books that do not speak of the same blocks, naming both values."""
     if set(a.fingerprints) != set(b.fingerprints):
-        raise ValueError(
-            f"one book is of {sorted(a.fingerprints)}, one of {sorted(b.fingerprints)}"
-        )
+        raise ValueError(f"one book is of {[*a.fingerprints]}, one of {[*b.fingerprints]}")
     for name, known in a.fingerprints.items():
         found = b.fingerprints[name]
         problem = known.other_model(found) or known.other_weights(found)

@@ -15,23 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jali.maskbook.bits import width
+
 if TYPE_CHECKING:
     from jali.maskbook.book import MaskBook
 
-Key = tuple[float, int]  # budget, step
-
 
 @dataclass(eq=False)
-class _Slot:
-    """One buffer: what it holds or will hold, and what has to be over before it may change."""
+class _StepBuffer:
+    """What it holds or will hold, and what has to be over before it may change."""
 
     host: Tensor
     device: Tensor
-    key: Key | None = None
-    ready: Future[Any] | None = None
-    copied: Any = None
-    released: Any = None
-    waited: bool = False
+    key: tuple[float, int] | None = None  # budget, step
+    loading: Future[None] | None = None
+    copied: Any = None  # event: the copy from host to device is over
+    released: Any = None  # event: the work that reads the device's half is over
 
 
 class Replay:
@@ -40,99 +39,79 @@ class Replay:
     def __init__(self, book: MaskBook, device: torch.device) -> None:
         self.device = device
         self._book = book
-        h = book.header
-        shape = (h.layers, *h.slab[:3], -(-h.N // 8))
-        self._cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._cuda else None
-        self._slots = [
-            _Slot(
-                torch.empty(shape, dtype=torch.uint8, pin_memory=self._cuda),
-                torch.empty(shape if self._cuda else (0,), dtype=torch.uint8, device=device),
-            )
-            for _ in range(2)
+        h, cuda = book.header, device.type == "cuda"
+        shape = (h.layers, *h.slab[:3], width(h.N))
+        self._stream = torch.cuda.Stream(device) if cuda else None
+        hosts = [torch.empty(shape, dtype=torch.uint8, pin_memory=cuda) for _ in range(2)]
+        self._buffers = [
+            _StepBuffer(host, torch.empty_like(host, device=device) if cuda else host)
+            for host in hosts
         ]
         if self._stream is not None:
-            for slot in self._slots:
+            for buffer in self._buffers:
                 # The memory may have belonged to someone whose work is not over yet.
-                slot.released = torch.cuda.current_stream(device).record_event()
-                slot.device.record_stream(self._stream)
+                buffer.released = torch.cuda.current_stream(device).record_event()
+                buffer.device.record_stream(self._stream)
         self._current = 0
-        self._first: Key | None = None
-        self._worker: ThreadPoolExecutor | None = None
+        self._first: tuple[float, int] | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="jali-bits")
 
     @property
     def bytes(self) -> int:
         """What it keeps on the device."""
-        return sum(slot.device.numel() for slot in self._slots)
+        return sum(b.device.numel() for b in self._buffers) if self._stream else 0
 
     def bits(self, budget: float, step: int, layer: int, branch: int) -> Tensor:
         """uint8 [H, M, ⌈N / 8⌉] on the device."""
-        key = (budget, step)
-        if self._slots[self._current].key != key:
-            self._turn(key)
-        slot = self._slots[self._current]
-        return (slot.device if self._cuda else slot.host)[layer, branch]
+        if self._buffers[self._current].key != (budget, step):
+            self._turn(budget, step)
+        return self._buffers[self._current].device[layer, branch]
 
     def prefetch(self, budget: float, step: int) -> None:
         """Begin to load a step into the buffer that is not in use."""
         key = (budget, step)
-        if self._first is None:
-            self._first = key
-        if any(slot.key == key for slot in self._slots):
+        self._first = self._first or key
+        if any(buffer.key == key for buffer in self._buffers):
             return
-        slot = self._slots[1 - self._current]
-        self._settle(slot)
-        slot.key, slot.waited = key, False
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="jali-bits")
-        slot.ready = self._worker.submit(self._load, slot, key)
+        buffer = self._buffers[1 - self._current]
+        if buffer.loading is not None:
+            buffer.loading.exception()  # a load that nobody waited for may still be going on
+        buffer.key = key
+        buffer.loading = self._worker.submit(self._load, buffer, budget, step)
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.shutdown(wait=True)
-            self._worker = None
-        for slot in self._slots:
-            slot.key, slot.ready = None, None
+        self._worker.shutdown(wait=True)
 
-    def _turn(self, key: Key) -> None:
+    def _turn(self, budget: float, step: int) -> None:
         """Make a step the current one, and send for the one after it."""
-        before = self._slots[self._current]
-        if self._cuda:
+        if self._stream is not None:
             # Whoever fills this buffer next has to wait for the work that still reads it.
-            before.released = torch.cuda.current_stream(self.device).record_event()
-        if self._slots[1 - self._current].key != key:
-            self.prefetch(*key)
+            stream = torch.cuda.current_stream(self.device)
+            self._buffers[self._current].released = stream.record_event()
+        self.prefetch(budget, step)
         self._current = 1 - self._current
-        slot = self._slots[self._current]
-        assert slot.ready is not None
+        buffer = self._buffers[self._current]
+        assert buffer.loading is not None
         try:
-            slot.ready.result()
+            buffer.loading.result()
         except BaseException:
-            slot.key, slot.ready = None, None
+            buffer.key = buffer.loading = None
             raise
-        if self._cuda and not slot.waited:
-            torch.cuda.current_stream(self.device).wait_event(slot.copied)
-            slot.waited = True
-        budget, step = key
+        if self._stream is not None:
+            stream.wait_event(buffer.copied)
         if step + 1 < self._book.steps:
             self.prefetch(budget, step + 1)
         elif self._first is not None:
             self.prefetch(*self._first)  # the next generation begins there
 
-    def _settle(self, slot: _Slot) -> None:
-        """A load that nobody asked for may still be going on in this buffer."""
-        if slot.ready is not None and not slot.ready.done():
-            slot.ready.exception()
-        slot.ready = None
-
-    def _load(self, slot: _Slot, key: Key) -> None:
-        bits = self._book.bits(*key)
-        if slot.copied is not None:
-            slot.copied.synchronize()  # an earlier copy may still read the host's half
-        np.copyto(slot.host.numpy(), bits)
+    def _load(self, buffer: _StepBuffer, budget: float, step: int) -> None:
+        bits = self._book.bits(budget, step)
+        if buffer.copied is not None:
+            buffer.copied.synchronize()  # an earlier copy may still read the host's half
+        np.copyto(buffer.host.numpy(), bits)
         if self._stream is None:
             return
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            self._stream.wait_event(slot.released)
-            slot.device.copy_(slot.host, non_blocking=True)
-            slot.copied = self._stream.record_event()
+            self._stream.wait_event(buffer.released)
+            buffer.device.copy_(buffer.host, non_blocking=True)
+            buffer.copied = self._stream.record_event()

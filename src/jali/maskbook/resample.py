@@ -12,7 +12,6 @@ only their number is given, the levels are those that the book's own schedule wo
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from jali.maskbook.container import FilePath
 from jali.maskbook.header import LIMITS, Header
 from jali.maskbook.write import write_book
 from jali.tokens.grid import Box, Text, TokenGrid
@@ -39,8 +39,8 @@ def resample(
     grid: TokenGrid | Sequence[int] | None,
     steps: int | Sequence[float] | None,
     blocks: Blocks | None,
-    output: str | os.PathLike[str] | None,
-    device: torch.device | str = "cpu",
+    output: FilePath | None,
+    device: torch.device | str,
 ) -> MaskBook:
     """See `MaskBook.resample`."""
     old = book.header

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from torch import Tensor
 from jali import files
 from jali.maskbook.bits import keep_bits
 from jali.maskbook.book import KIND, MaskBook
-from jali.maskbook.container import ContainerWriter, book_digest, checksum
+from jali.maskbook.container import ContainerWriter, FilePath, book_digest, checksum
 from jali.maskbook.header import Header
 from jali.maskbook.quantization import OCTAVES, dequantize, quantize
 from jali.planning.budget import Budget
@@ -31,7 +30,7 @@ OnStep = Callable[[int, int], None]
 
 
 def write_book(
-    output: str | os.PathLike[str] | None,
+    output: FilePath | None,
     header: Header,
     slabs: Slabs,
     device: torch.device | str = "cpu",
