@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,18 @@ import pytest
 
 from jali.maskbook.calibration.running_mean import RunningMean
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 SHAPE = (3, 2, 1, 2, 4, 5)
 PROMPTS = 3
+
+
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed leaves behind what it wrote, on the disk or not yet: only a power
+    cut needs the waiting. The calls are still there, to be killed after."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(np.memmap, "flush", lambda _: None)
 
 
 def sample(prompt: int, step: int, layer: int) -> Any:
@@ -63,72 +75,93 @@ def in_a_child(run: Callable[[], None]) -> int:
 
 
 # Everything that touches the disk, and the moment after it.
-TOUCHES = ("fsync", "replace", "unlink", "posix_fallocate", "open", "listdir")
+TOUCHES = ("fsync", "replace", "unlink", "posix_fallocate", "open", "listdir", "scandir", "rmdir")
 
 
-def kill_after(touch: int) -> Callable[[], None]:
-    """Make the n-th touch of the disk the last thing this process does."""
-    count = 0
+@contextmanager
+def after_every_touch(act: Callable[[int], None]) -> Iterator[None]:
+    """Do something after the n-th touch of the disk."""
+    count, busy = 0, False
 
     def counted(real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
+            nonlocal count, busy
             out = real(*args, **kwargs)
-            count += 1
-            if count == touch:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if not busy:  # what it does touches the disk too
+                count, busy = count + 1, True
+                act(count)
+                busy = False
             return out
 
         return call
 
-    def arm() -> None:
+    with pytest.MonkeyPatch.context() as patch:
         for name in TOUCHES:
-            setattr(os, name, counted(getattr(os, name)))
-        RunningMean.put = counted(RunningMean.put)  # type: ignore[method-assign]
+            patch.setattr(os, name, counted(getattr(os, name)))
+        patch.setattr(RunningMean, "put", counted(RunningMean.put))
+        yield
 
-    return arm
+
+def left_by_a_kill(folder: Path, run: Callable[[], Any]) -> list[Path]:
+    """The folder as a kill after each touch of the disk would leave it."""
+    copies: list[Path] = []
+
+    def copy(touch: int) -> None:
+        copies.append(folder.with_name(f"{folder.name}-{touch}"))
+        if folder.exists():
+            shutil.copytree(folder, copies[-1])
+
+    with after_every_touch(copy):
+        run()
+    return copies
 
 
 def test_killed_at_every_touch_of_the_disk(tmp_path: Path) -> None:
-    want = values(work(tmp_path / "whole"))
-    touch, ended = 0, signal.SIGKILL
-    lost = []
-    while ended:
-        touch += 1
-        folder = tmp_path / f"m{touch}"
+    folder = tmp_path / "m"
+    folders = left_by_a_kill(folder, lambda: work(folder))
+    want = values(work(folder))
+    done = []
+    for touch, left in enumerate(folders, 1):
+        before = RunningMean.load(left)
+        done.append(0 if before is None else before.done)
+        assert np.array_equal(values(work(left)), want), f"killed at touch {touch}"
+        assert done[-1] == PROMPTS or not list(left.glob("mean-[12].f32"))
+    assert len(done) > 30
+    assert done == sorted(done)  # later kills never lose more
+    assert done[-1] == PROMPTS
 
-        def run(folder: Path = folder, touch: int = touch) -> None:
-            kill_after(touch)()
+
+@pytest.mark.parametrize("touch", [4, 13, 22, 30])
+def test_really_killed(tmp_path: Path, touch: int) -> None:
+    """A kill leaves what the copies of the test above say."""
+    folder = tmp_path / "m"
+    want = left_by_a_kill(tmp_path / "whole", lambda: work(tmp_path / "whole"))[touch - 1]
+
+    def die(now: int) -> None:
+        if now == touch:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run() -> None:
+        with after_every_touch(die):
             work(folder)
 
-        ended = in_a_child(run)
-        before = RunningMean.load(folder)
-        lost.append(0 if before is None else before.done)
-        assert np.array_equal(values(work(folder)), want), f"killed at touch {touch}"
-        assert sorted(os.listdir(folder)) == ["mean-3.f32", "state.json"] or ended
-    assert touch > 30  # the test reached the end, so it killed at every one of them
-    assert lost == sorted(lost)  # later kills never lose more
-    assert lost[-1] == PROMPTS
+    assert in_a_child(run) == signal.SIGKILL
+    assert contents(folder) == contents(want)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Files by name; that of a file which is not whole yet is drawn by lot."""
+    return {path.name.split(".json")[0]: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_killed_while_it_is_removed(tmp_path: Path) -> None:
-    touch, ended = 0, signal.SIGKILL
-    while ended:
-        touch += 1
-        folder = tmp_path / f"r{touch}"
-        work(folder)
-
-        def run(folder: Path = folder, touch: int = touch) -> None:
-            mean = RunningMean.load(folder)
-            kill_after(touch)()
-            assert mean is not None
-            mean.remove()
-
-        ended = in_a_child(run)
-        if folder.exists():
-            left = RunningMean.load(folder)
-            assert left is None or left.done == PROMPTS
-    assert touch > 2
+    folder = tmp_path / "r"
+    mean = work(folder)
+    folders = left_by_a_kill(folder, mean.remove)
+    assert len(folders) > 2
+    for left in folders:
+        found = RunningMean.load(left)
+        assert found is None or found.done == PROMPTS
     assert not folder.exists()
 
 
