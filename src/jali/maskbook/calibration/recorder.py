@@ -58,14 +58,6 @@ class Unplanned(Method):
 
 
 @dataclass(eq=False)
-class _Pending:
-    """One layer of the step that is going on: sums over the calls of each branch."""
-
-    sums: list[Floats | None]
-    calls: list[int]
-
-
-@dataclass(eq=False)
 class Recorder:
     """Scores calls on their device and averages them on disk.
 
@@ -85,8 +77,9 @@ class Recorder:
     transformers: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._pending: dict[tuple[int, int], _Pending] = {}
-        self._worker: ThreadPoolExecutor | None = None
+        # Of the step that is going on, by step and layer: sum and count of each branch's calls.
+        self._pending: dict[tuple[int, int], dict[int, tuple[Floats, int]]] = {}
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="jali-calibrate")
         self._room = threading.Semaphore(IN_FLIGHT)
         self._jobs: list[Future[None]] = []
         self._step = -1
@@ -168,8 +161,6 @@ class Recorder:
             host = torch.empty(scores.shape, dtype=scores.dtype, pin_memory=True)
             host.copy_(scores, non_blocking=True)
             copied = torch.cuda.current_stream(scores.device).record_event()
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="jali-calibrate")
         job = self._worker.submit(self._fold, step, layer, branch, host, copied)
         job.add_done_callback(lambda _: self._room.release())
         self._jobs.append(job)
@@ -179,26 +170,20 @@ class Recorder:
             copied.synchronize()
         for key in [key for key in self._pending if key[0] != step]:
             self._flush(key)
-        here = self._pending.get((step, layer))
-        if here is None:
-            n = len(self.branches)
-            here = self._pending[step, layer] = _Pending([None] * n, [0] * n)
-        x, before = scores.numpy(), here.sums[branch]
-        here.sums[branch] = x.copy() if before is None else before + x
-        here.calls[branch] += 1
+        here = self._pending.setdefault((step, layer), {})
+        total, calls = here.get(branch, (np.float32(0), 0))
+        here[branch] = (total + scores.numpy(), calls + 1)
 
     def _flush(self, key: tuple[int, int]) -> None:
         step, layer = key
         pending = self._pending.pop(key)
-        parts = []
-        for name, total, calls in zip(self.branches, pending.sums, pending.calls, strict=True):
-            if total is None:
+        for at, name in enumerate(self.branches):
+            if at not in pending:
                 raise ValueError(
                     f"branch {name!r} did not run in step {step}: without guidance there is "
                     f"nothing to keep apart; calibrate with branches='mean'"
                 )
-            parts.append(total / np.float32(calls))
-        x = np.stack(parts)
+        x = np.stack([pending[at][0] / np.float32(pending[at][1]) for at in sorted(pending)])
         if not np.isfinite(x).all() or (x < 0).any():
             raise ValueError(
                 f"{self.scorer.name} gave importance that is negative or not finite at step "
@@ -223,6 +208,5 @@ class Recorder:
         return self.mean
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.shutdown(wait=True)
-            self._worker = None
+        """Wait for what is on its way to the disk."""
+        self._worker.shutdown(wait=True)
