@@ -22,9 +22,22 @@ from jali.tokens.order import Order
 class Cached(Method):
     """The plans of a book, found by step, layer and branch; the same for every prompt.
 
-    A budget that the book does not hold is derived from its importance before the first call.
-    `part` is (rank, ranks) where ranks share the heads. `check` is asked once for every step that
-    is replayed, and refuses a run that the book does not fit.
+    Attributes:
+        book: what is replayed.
+        budget: the asked mean share; one that the book does not hold is derived from its
+            importance before the first call.
+        part: (rank, ranks) where ranks share the heads.
+        check: asked at every call; raises for a run that the book does not fit.
+
+    Raises:
+        TypeError: `book` is no MaskBook, or `budget` no Budget.
+        ValueError: more than a mean is asked, or a budget that the book cannot derive. Calls of
+            another grid, number of steps, layers or heads are refused too, naming both values.
+
+    Example:
+        >>> method = Cached(MaskBook.open("wan.safetensors"), Budget(0.5))  # doctest: +SKIP
+        >>> with sparse_processor_mode(pipe, method=method):  # doctest: +SKIP
+        ...     video = pipe("a cat", num_inference_steps=50)
     """
 
     book: MaskBook
@@ -41,7 +54,7 @@ class Cached(Method):
             )
         if not isinstance(self.budget, Budget):
             raise TypeError(f"budget must be a Budget, got {self.budget!r}")
-        if self.budget != Budget(self.budget.mean):
+        if self.budget != Budget(self.budget.mean):  # a floor or a ceiling
             raise ValueError(f"a book is asked for a mean share alone, got {self.budget}")
         if self.budget.mean not in self.book.budgets and not self.book.header.importance:
             self.book.derive(self.budget.mean)  # says why it cannot

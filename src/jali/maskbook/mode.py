@@ -44,11 +44,26 @@ def cached_processor_mode(
 ) -> Iterator[Handle]:
     """A block in which a pipeline replays the plans of a book: no scoring, no selection.
 
-    `budget` is the asked share of the work; one that the book does not hold is derived from its
-    importance here, before anything runs. The first `warmup_frac` of the steps and layer 0 stay
-    dense, as in `sparse_processor_mode`, whose other arguments these are and whose handle this
-    yields. A book of another model, grid, layout or number of steps is refused with both values;
-    `other_weights=True` accepts a fine-tuned model of the same architecture.
+    Args:
+        pipe: a diffusers pipeline, or a transformer.
+        book: a MaskBook, or its file.
+        budget: the asked share of the work in 0..1; one that the book does not hold is derived
+            from its importance here, before anything runs.
+        backend, steps, when, finite: as in `sparse_processor_mode`.
+        warmup_frac: the first steps that stay dense, as a share, or as a count where it is an int.
+        dense_first_layer: whether layer 0 stays dense.
+        other_weights: accept a fine-tuned model of the book's architecture.
+
+    Yields:
+        The handle of `sparse_processor_mode`.
+
+    Raises:
+        ValueError: the book is of another model, grid, layout or schedule; both values are named.
+        BookError: the file is no book, or damaged.
+
+    Example:
+        >>> with cached_processor_mode(pipe, "wan.safetensors", budget=0.5):  # doctest: +SKIP
+        ...     video = pipe("a cat", num_inference_steps=50)
     """
     check_share("budget", budget)
     opened = book if isinstance(book, MaskBook) else MaskBook.open(book)
