@@ -78,44 +78,44 @@ def calibrate(
         output: the book, a .safetensors file.
         model: a name of the registry: each prompt is a `generate_video` with `arguments` (height,
             width, num_frames, guidance, …). Without one the pipeline is called with them.
-        steps: of denoising; None: what the model or the pipeline takes by itself.
-        seed: of the first prompt.
+        steps: of denoising; None: as many as the model or the pipeline takes by itself.
         budgets: shares in 0..1 whose plans are made ready.
         branches: "mean" averages over guidance branches, "separate" keeps them apart.
         importance: False leaves the 8-bit importance out: the file is far smaller, but no other
             budget can be derived, and nothing resampled or merged.
-        sharpness: how strongly heads of low entropy give their share away, as in `Entropy`.
-        scorer: what is recorded: the importance that entropy samples, another one of
-            `jali.maskbook.calibration`, or a callable of that kind.
-        blocks: queries and keys in a block; 256 × 128 where none are given.
-        order: in which tokens are cut into blocks; `Raster()` where none is given.
+        sharpness: of the heads' shares, as in `Entropy`.
+        scorer: what is recorded: what entropy samples, or another callable [B, H, M, N] of a query.
+        blocks, order: how tokens are cut into blocks; 256 × 128 in raster order if not given.
         resume: go on after the last whole prompt of an earlier call with the same arguments.
         generate: `generate(prompt, seed)` runs the pipeline instead.
         progress: called with a `Progress` for every step.
-        **arguments: of the pipeline's call, the same for all prompts.
-
-    Returns:
-        The book, open.
 
     Raises:
-        ValueError, TypeError: an argument that cannot be (before anything runs); an unfinished
-            calibration there, without `resume`, or of other arguments; a run whose prompts differ
-            in size, or that leaves out layers.
+        ValueError, TypeError: an argument that cannot be, before anything runs; an unfinished
+            calibration of other arguments, or without `resume`; prompts of several sizes.
         LockedError: another process is calibrating to `output`.
-        OSError: the disk is full (said before a prompt runs) or the place cannot be written.
+        OSError: the disk is full, said before a prompt runs, or cannot be written to.
 
     Example:
         >>> book = calibrate(pipe, ["a cat"], "wan.safetensors", steps=50)  # doctest: +SKIP
-        >>> with cached_processor_mode(pipe, book, budget=0.5):  # doctest: +SKIP
-        ...     video = pipe("a dog", num_inference_steps=50)
     """
-    output = Path(output)
     request = CalibrationRequest(
         prompts=prompts, seed=seed, budgets=budgets, branches=branches, importance=importance,
         sharpness=float(sharpness), scorer=scorer or Sampled(), blocks=blocks or Blocks(256, 128),
         order=order or Raster(), model=model, steps=steps, arguments=arguments,
     )  # fmt: skip
-    _check_output(output)
+    _check_output(Path(output))
+    return _run(pipe, request, Path(output), resume, generate, progress or (lambda _: None))
+
+
+def _run(
+    pipe: Any,
+    request: CalibrationRequest,
+    output: Path,
+    resume: bool,
+    generate: Generate | None,
+    tell: Callable[[Progress], None],
+) -> MaskBook:
     transformers = transformers_of(pipe)
     _refuse_ranks(transformers)
     fingerprints = {name: Fingerprint.of(module) for name, module in transformers.items()}
@@ -124,8 +124,7 @@ def calibrate(
     if resume and not folder.exists() and (done := _finished(output, request, settings)):
         log.info("jali: %s is complete already", output)
         return done
-    tell = progress or (lambda _: None)
-    count = len(prompts)
+    count = len(request.prompts)
     files.make_folder(folder)
     with files.lock(folder / "lock", f"another calibration is writing to {folder}"):
         found = _unfinished(folder, settings, resume)
