@@ -179,9 +179,6 @@ def lock(path: Path, refusal: str) -> Iterator[None]:
         held.release()
 
 
-locked = lock  # the name it had first
-
-
 def _write_error(what: str, error: OSError) -> WriteError:
     found = WriteError(f"{what}: {error.strerror or error}")
     found.errno = error.errno

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -84,18 +84,11 @@ def _method(name: str) -> Method:
 def ranking(judged: Sequence[JudgedCall]) -> list[tuple[str, float, float]]:
     """(method, mean error, mean mass) over all calls, the nearest to dense first; methods that
     cannot be had at this cost come last, however near they are."""
-    dear = too_costly(judged)
-    found = []
-    for name in [v.method for v in judged[0].scores]:
-        own = [v for j in judged for v in j.scores if v.method == name]
-        found.append(
-            (
-                name,
-                statistics.fmean(v.error for v in own),
-                statistics.fmean(v.mass for v in own),
-            )
-        )
-    return sorted(found, key=lambda row: (row[0] in dear, row[1]))
+    costly, found = too_costly(judged), []
+    for name in [score.method for score in judged[0].scores]:
+        own = [score for call in judged for score in call.scores if score.method == name]
+        found.append((name, fmean(s.error for s in own), fmean(s.mass for s in own)))
+    return sorted(found, key=lambda row: (row[0] in costly, row[1]))
 
 
 def too_costly(judged: Sequence[JudgedCall]) -> set[str]:
@@ -128,19 +121,17 @@ def _at_cost(method: Method, call: Capture, cost: float) -> tuple[float, Method,
     asked budget is searched by halving.
     """
     low, high, asked = 0.0, 1.0, cost
-    best: tuple[float, float, Method, BlockPlan] | None = None
+    tried: dict[float, tuple[float, Method, BlockPlan]] = {}  # by how far the cost was off
     for _ in range(SEARCHES):
         own = method.with_budget(asked)
         plan = planned(own, call)
         miss = plan.cost - cost
-        if best is None or abs(miss) < best[0]:
-            best = abs(miss), asked, own, plan
+        tried.setdefault(abs(miss), (asked, own, plan))
         if abs(miss) <= CLOSE * cost:
             break
         low, high = (low, asked) if miss > 0 else (asked, high)
         asked = (low + high) / 2
-    assert best is not None
-    return best[1], best[2], best[3]
+    return tried[min(tried)]
 
 
 def _score(
@@ -154,15 +145,15 @@ def _score(
     H = call.q.shape[1]
     costs = plan.costs[0].expand(H).tolist()
     read = [exact.mass(plan, head) for head in range(H)]
-    errors = [exact.error(done.out, head) for head in range(H)]
+    error, errors = exact.errors(done.out)
     score = MethodScore(
         method=name,
         budget=budget,
         cost=plan.cost,
         density=plan.density,
-        mass=statistics.fmean(touched for touched, _ in read),
-        mass_full=statistics.fmean(full for _, full in read),
-        error=exact.whole_error(done.out),
+        mass=fmean(touched for touched, _ in read),
+        mass_full=fmean(full for _, full in read),
+        error=error,
         heads=tuple(zip(costs, (touched for touched, _ in read), errors, strict=True)),
     )
     return score, plan
@@ -211,44 +202,39 @@ class _ExactAttention:
         touched = (weights * (levels > 0)).sum(-1).mean()
         return float(touched), float((weights * (levels == 1)).sum(-1).mean())
 
-    def _pair(self, out: Tensor, head: int) -> tuple[Tensor, Tensor]:
+    def errors(self, out: Tensor) -> tuple[float, list[float]]:
+        """‖out − exact‖ / ‖exact‖ over all heads together, as the next layer sees them, and of
+        every head."""
         call = self.call
-        kv = head // (call.q.shape[1] // call.k.shape[1])
-        return out[0, head, self.rows].float(), self.weights(head) @ call.v[0, kv].float()
-
-    def error(self, out: Tensor, head: int) -> float:
-        got, exact = self._pair(out, head)
-        return float((got - exact).norm() / exact.norm().clamp_min(1e-20))
-
-    def whole_error(self, out: Tensor) -> float:
-        """Over all heads together, as the next layer sees them."""
-        wrong = total = 0.0
+        squares = []
         for head in range(out.shape[1]):
-            got, exact = self._pair(out, head)
-            wrong += float((got - exact).square().sum())
-            total += float(exact.square().sum())
-        return float((wrong / max(total, 1e-30)) ** 0.5)
+            kv = head // (call.q.shape[1] // call.k.shape[1])
+            exact = self.weights(head) @ call.v[0, kv].float()
+            wrong = out[0, head, self.rows].float() - exact
+            squares.append((float(wrong.square().sum()), float(exact.square().sum())))
+        squares.append((sum(wrong for wrong, _ in squares), sum(total for _, total in squares)))
+        *heads, whole = ((wrong / max(total, 1e-30)) ** 0.5 for wrong, total in squares)
+        return whole, heads
+
+    def _every_head(self) -> Iterator[Tensor]:
+        return (self.weights(head) for head in range(self.call.q.shape[1]))
 
     def spread(self) -> tuple[float, ...]:
-        found = []
-        for head in range(self.call.q.shape[1]):
-            weights = self.weights(head)
-            entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1)
-            found.append(float(entropy.exp().mean()) / weights.shape[-1])
-        return tuple(found)
+        """Of every head, see `JudgedCall`."""
+        entropies = (-(w * w.clamp_min(1e-30).log()).sum(-1) for w in self._every_head())
+        return tuple(float(e.exp().mean()) / self.call.k.shape[2] for e in entropies)
 
     def bound(self, cost: float, block: int) -> float:
         """The mass of every query's own heaviest blocks; the last one counts in part, so that it
         is exactly this cost."""
         found = []
-        for head in range(self.call.q.shape[1]):
-            weights = self.weights(head)
+        for weights in self._every_head():
             padded = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % block))
             blocks = padded.unflatten(-1, (-1, block)).sum(-1).sort(-1, descending=True).values
             whole, part = divmod(cost * blocks.shape[1], 1)
             mass = blocks[:, : int(whole)].sum(-1) + part * blocks[:, int(whole)]
             found.append(float(mass.mean()))
-        return statistics.fmean(found)
+        return fmean(found)
 
     def block_map(self, head: int, plan: BlockPlan) -> Tensor:
         """The exact weights of a query in every query block, summed over key blocks. [M, N]."""
