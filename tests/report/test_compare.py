@@ -103,7 +103,7 @@ SPOILED = {
         lambda psa: _rewrite(psa / f"{CLIP}.mp4", lambda frames: frames[:9]),
         "has 9 frames, but its manifest says 13",
     ),
-    "a damaged manifest": (lambda psa: _cut(psa / "manifest.json"), "manifest.json cannot be read"),
+    "a damaged manifest": (lambda psa: _cut(psa / "manifest.json"), "manifest.json is not JSON"),
     "another kind of manifest": (
         lambda psa: _edit(psa / "manifest.json", "kind", "else"),
         "is not the manifest of a jali run",

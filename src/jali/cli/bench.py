@@ -22,15 +22,7 @@ from jali.cli.options import (
     read_names,
     with_settings,
 )
-from jali.cli.output import (
-    can_draw,
-    make_table,
-    number,
-    print_json,
-    progress_bar,
-    say,
-    tell_clips,
-)
+from jali.cli.output import can_draw, make_table, number, print_json, progress_bar, say, tell_clips
 from jali.cli.quiet import quiet_libraries
 from jali.generation.settings import Settings
 
@@ -129,9 +121,7 @@ def pipeline(
         str, typer.Option(help="Methods and presets, comma-separated; dense is always there.")
     ] = METHODS,
     budgets: Annotated[str, typer.Option(help="Asked budgets, comma-separated.")] = BUDGETS,
-    masks: Annotated[
-        Path | None, typer.Option(help="A calibrated MaskBook: cached too.", show_default=False)
-    ] = None,
+    masks: Annotated[Path | None, typer.Option(help="A calibrated MaskBook: cached too.")] = None,
     prompt: Prompts = None,
     prompts: PromptFile = None,
     num_prompts: Annotated[
@@ -139,10 +129,7 @@ def pipeline(
         typer.Option(min=1, help="Only the first N.", show_default="2 of the shipped set"),
     ] = None,
     output_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="A new folder: results.json, pareto.svg, every clip.", show_default=False
-        ),
+        Path | None, typer.Option(help="A new folder: results.json, pareto.svg, every clip.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jali.cli.exits import input_errors, job_errors, refuse
+from jali.cli.options import Json, read_list
+from jali.cli.output import print_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +22,6 @@ app = typer.Typer(no_args_is_help=True, help="Look into a MaskBook, resample it,
 
 Book = Annotated[Path, typer.Argument(help="A .safetensors book.", show_default=False)]
 Output = Annotated[Path, typer.Option(help="The new book.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 SHADES = " ░▒▓█"
 ROWS = 96  # of a picture in a terminal
 
@@ -48,7 +48,7 @@ def info(
         with job_errors():
             found.verify()
     if as_json:
-        typer.echo(json.dumps({**facts(found), "verified": verify}))
+        print_json({**facts(found), "verified": verify})
         return
     print_facts(found)
     if verify:
@@ -63,15 +63,10 @@ def info(
 def show(
     path: Book,
     budget: Annotated[
-        float | None,
-        typer.Option(help="Which one; none: the middle one it holds.", show_default=False),
+        float | None, typer.Option(help="Which one; none: the middle one it holds.")
     ] = None,
-    layer: Annotated[
-        int | None, typer.Option(min=0, help="Only the heads of this layer.", show_default=False)
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Draw it to this file too.", show_default=False)
-    ] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Only the heads of this layer.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Draw it to this file too.")] = None,
     as_json: Json = False,
 ) -> None:
     """Cost per layer and step, and a picture of heads over steps."""
@@ -91,32 +86,11 @@ def show(
             "layers_by_steps": costs.mean(2).T.round(6).tolist(),
             "heads_by_steps": _heads(costs, layer).round(6).tolist(),
         }
-        typer.echo(json.dumps(table))
+        print_json(table)
         return
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    h = found.header
-    title = f"budget {chosen:g}, cost {found.cost(chosen):.3f}"
-    console.print(f"{title}: layers (down) over steps (across), cost in percent")
-    console.print(_percent_table(costs.mean(2).T, console.width), soft_wrap=True)
-    rows = _heads(costs, layer)
-    if len(rows) > ROWS:
-        console.print(f"\n{len(rows)} heads are too many lines: name a --layer, or an --output")
-        rows = rows[:0]
-    which = f"the {h.heads} heads of layer {layer}" if layer is not None else "all heads, by layer"
-    if len(rows):
-        low, high = float(rows.min()), float(rows.max())
-        console.print(
-            f"\n{which} (down) over {h.steps} steps (across): the darker the more, from "
-            f"{low:.0%} to {high:.0%}"
-        )
-    for number, row in enumerate(rows):
-        label = "" if layer is None and number % h.heads else _label(number, layer, h.heads)
-        line = "".join(_shade(float(x), low, high) for x in row)
-        console.print(f"{label:>9} {line}", soft_wrap=True)
+    _show(found, chosen, costs, layer)
     if output is not None:
-        console.print(f"drawn: {output}")
+        typer.echo(f"drawn: {output}")
 
 
 @app.command(
@@ -128,17 +102,11 @@ def resample(
     path: Book,
     output: Output,
     grid: Annotated[
-        str | None,
-        typer.Option(
-            help="Latent frames x height x width in tokens, as 21x45x80.", show_default=False
-        ),
+        str | None, typer.Option(help="Latent frames x height x width in tokens, as 21x45x80.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Another number of steps.", show_default=False)
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps.")] = None,
     noise: Annotated[
-        str | None,
-        typer.Option(help="The noise level of every step, with commas.", show_default=False),
+        str | None, typer.Option(help="The noise level of every step, with commas.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -148,7 +116,9 @@ def resample(
         if steps is not None and noise is not None:
             refuse("give --steps or --noise, not both: the levels say how many steps there are")
         target = None if grid is None else _grid(grid)
-        levels = steps if noise is None else _levels(noise)
+        levels = (
+            steps if noise is None else read_list(noise, float, "--noise are numbers with commas")
+        )
     with job_errors():
         made = found.resample(target, levels, output=output)
     report_book(made, as_json)
@@ -200,12 +170,13 @@ def facts(book: MaskBook) -> dict[str, Any]:
 
 def print_facts(book: MaskBook) -> None:
     from rich.console import Console
+    from rich.filesize import decimal
     from rich.table import Table
 
     h, known = book.header, facts(book)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = {
-        "book": f"{known['path']} ({_size(book.bytes)})",
+        "book": f"{known['path']} ({decimal(book.bytes)})",
         "model": f"{h.model or 'not named'}: {', '.join(known['transformers'].values())}",
         "grid": f"{h.grid} = {h.grid.tokens:,} tokens, blocks {h.blocks}",
         "plans": f"{h.steps} steps × {h.layers} layers × {h.heads} heads"
@@ -217,16 +188,40 @@ def print_facts(book: MaskBook) -> None:
             f"{asked:g} (cost {cost:.3f})" for asked, cost in zip(h.budgets, h.costs, strict=True)
         )
         or "none ready; each is derived",
-        "bits": _size(known["bits_bytes"]),
+        "bits": decimal(known["bits_bytes"]),
         "importance": "left out"
         if not h.importance
-        else f"{_size(known['importance_bytes'])} in 8 bits, off by at most "
+        else f"{decimal(known['importance_bytes'])} in 8 bits, off by at most "
         f"{100 * (h.importance_error or 0):.1f} %",
         "made by": f"jali {h.jali}" + "".join(f"; {line}" for line in h.history),
     }
     for name, value in rows.items():
         table.add_row(name, value)
     Console(highlight=False, markup=False).print(table)
+
+
+def _show(book: MaskBook, budget: float, costs: NDArray[np.float32], layer: int | None) -> None:
+    """The table of layers and steps, and heads in shades where they are few enough."""
+    from rich.console import Console
+
+    console, h = Console(highlight=False, markup=False), book.header
+    title = f"budget {budget:g}, cost {book.cost(budget):.3f}"
+    console.print(f"{title}: layers (down) over steps (across), cost in percent")
+    console.print(_percent_table(costs.mean(2).T, console.width), soft_wrap=True)
+    rows = _heads(costs, layer)
+    if len(rows) > ROWS:
+        console.print(f"\n{len(rows)} heads are too many lines: name a --layer, or an --output")
+        return
+    which = f"the {h.heads} heads of layer {layer}" if layer is not None else "all heads, by layer"
+    low, high = float(rows.min()), float(rows.max())
+    console.print(
+        f"\n{which} (down) over {h.steps} steps (across): the darker the more, from "
+        f"{low:.0%} to {high:.0%}"
+    )
+    for number, row in enumerate(rows):
+        label = "" if layer is None and number % h.heads else _label(number, layer, h.heads)
+        line = "".join(_shade(float(x), low, high) for x in row)
+        console.print(f"{label:>9} {line}", soft_wrap=True)
 
 
 def _open(path: Path) -> MaskBook:
@@ -238,7 +233,7 @@ def _open(path: Path) -> MaskBook:
 
 def report_book(book: MaskBook, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(facts(book)))
+        print_json(facts(book))
     else:
         print_facts(book)
 
@@ -256,13 +251,6 @@ def _grid(given: str) -> TokenGrid | tuple[int, ...]:
     if len(sizes) != 3 or min(sizes) < 1:
         raise ValueError(f"--grid is frames x height x width in tokens, as 21x45x80, got {given!r}")
     return sizes
-
-
-def _levels(given: str) -> list[float]:
-    try:
-        return [float(part) for part in given.split(",")]
-    except ValueError:
-        raise ValueError(f"--noise are numbers with commas, got {given!r}") from None
 
 
 def _heads(costs: NDArray[np.float32], layer: int | None) -> NDArray[np.float32]:
@@ -317,12 +305,3 @@ def _draw(
     figure.colorbar(image, ax=axes, label="cost of a head")
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=120, bbox_inches="tight")
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError

@@ -32,9 +32,7 @@ def calibrate(
     num_prompts: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help=f"Only the first N; without a file {NUM_PROMPTS} of the shipped set.",
-            show_default=False,
+            min=1, help=f"Only the first N; without a file {NUM_PROMPTS} of the shipped set."
         ),
     ] = None,
     budgets: Annotated[

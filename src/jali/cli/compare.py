@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jali.cli.exits import job_errors
+from jali.cli.options import read_names
+from jali.cli.output import print_json
 
 if TYPE_CHECKING:
     from jali.evaluation.report import Comparison
@@ -38,12 +39,9 @@ def compare(
         ),
     ] = "",
     name: Annotated[
-        list[str] | None,
-        typer.Option(help="What to call a run; once for each.", show_default=False),
+        list[str] | None, typer.Option(help="What to call a run; once for each.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N clips.", show_default=False)
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N clips.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON, and nothing else.")
     ] = False,
@@ -60,12 +58,12 @@ def compare(
 
       jali compare runs/mine --json --metrics none
     """
-    asked = [part.strip().lower().replace("-", "_") for part in metrics.split(",") if part.strip()]
+    asked = read_names(metrics.lower().replace("-", "_"))
     wanted = [] if asked == ["none"] else asked or None
     with job_errors():
         found = _write(folders, output, wanted, name or [], limit)
     if as_json:
-        typer.echo(json.dumps({**found.to_dict(), "page": str(output)}, indent=1, allow_nan=False))
+        print_json({**found.to_dict(), "page": str(output)}, indent=1, allow_nan=False)
         return
     for note in found.notes:
         typer.echo(f"jali: {note}", err=True)

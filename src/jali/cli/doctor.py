@@ -26,7 +26,7 @@ STEPS = 6  # of the proof
 
 def doctor(
     device: Annotated[
-        str | None, typer.Option(help="cuda or cpu; cuda where there is one.", show_default=False)
+        str | None, typer.Option(help="cuda or cpu; cuda where there is one.")
     ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Prove it: a short clip of nano, dense and sparse.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jali.cli.exits import fail, refuse
+from jali.cli.exits import job_errors, refuse
+from jali.cli.options import read_names
+from jali.cli.output import make_table, print_json, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,34 +63,24 @@ def evaluate(
 
       jali evaluate --fetch-weights
     """
-    from jali.error import InputError, JobError
-
-    try:
+    with job_errors():
         if fetch_weights:
-            _fetch(as_json)
+            from jali.evaluation.quality.weights import fetch
+
+            for file in fetch():
+                typer.echo(f"LPIPS weights: {file}", err=as_json)
             if reference is None and generated is None:
                 return
         if reference is None or generated is None:
             refuse("evaluate needs both --reference and --generated")
-        found = _evaluated(reference, generated, output, metrics, device, weights, partial)
-    except (JobError, OSError) as error:
-        fail(error)
-    except InputError as error:
-        refuse(error)
+        found = _evaluate(reference, generated, output, metrics, device, weights, partial)
     if as_json:
-        typer.echo(json.dumps(_brief(found), indent=1, allow_nan=False))
+        print_json(_brief(found), indent=1, allow_nan=False)
     else:
         _show(found, output)
 
 
-def _fetch(quiet: bool) -> None:
-    from jali.evaluation.quality.weights import fetch
-
-    for file in fetch():
-        typer.echo(f"LPIPS weights: {file}", err=quiet)
-
-
-def _evaluated(
+def _evaluate(
     reference: Path,
     generated: Path,
     output: Path | None,
@@ -105,18 +96,17 @@ def _evaluated(
 
     if output is not None:
         check_output(output)  # before an hour of work, not after
-    asked = [name.strip().lower().replace("-", "_") for name in metrics.split(",") if name.strip()]
+    asked = read_names(metrics.lower().replace("-", "_"))
     names = METRICS if asked == ["all"] else tuple(asked) or None
     with Console(stderr=True).status("reading") as status:
+
+        def progress(name: str, number: int, count: int) -> None:
+            status.update(f"{number + 1}/{count} {name}")
+
         found = evaluate(
-            reference,
-            generated,
-            names,
-            device=device,
-            weights=weights,
-            partial=partial,
-            progress=lambda name, number, count: status.update(f"{number + 1}/{count} {name}"),
-        )
+            reference, generated, names, device=device, weights=weights, partial=partial,
+            progress=progress,
+        )  # fmt: skip
         if output is not None:
             write_evaluation(found, output)
     return found
@@ -134,45 +124,44 @@ def _brief(found: Evaluation) -> dict[str, Any]:
 
 def _show(found: Evaluation, output: Path | None) -> None:
     from rich.console import Console
-    from rich.markup import escape
 
-    console = Console()
-    console.print(_table(found))
+    Console().print(_table(found))
     if len(found.pairs) > ROWS:
-        console.print(f"The first {ROWS} of {len(found.pairs)} clips; the mean is over all.")
+        say(f"The first {ROWS} of {len(found.pairs)} clips; the mean is over all.")
     for name, reason in found.unavailable.items():
-        console.print(f"{name}: {escape(reason)}", highlight=False)
+        say(f"{name}: {reason}")
     for note in found.notes:
-        console.print(escape(note), highlight=False)
+        say(note)
     for side, names in (("reference", found.only_reference), ("generated", found.only_generated)):
         if names:
-            console.print(f"Only in {side}: {escape(', '.join(names))}", highlight=False)
+            say(f"Only in {side}: {', '.join(names)}")
     if output is not None:
-        console.print(f"Written: {escape(str(output))}", highlight=False)
+        say(f"Written: {output}")
 
 
 def _table(found: Evaluation) -> Table:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from jali.evaluation.quality.evaluation import MEASURES
 
     summary = found.summary
     arrows = {True: " ↑", False: " ↓", None: ""}
-    table = Table(box=box.SIMPLE, padding=(0, 1), pad_edge=False)
-    table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=28)
-    for name in summary:
-        measure = MEASURES[name]
-        table.add_column(measure.title + arrows[measure.higher_is_better], justify="right")
-    table.add_column("faults")
-    for pair in found.pairs[:ROWS]:
-        values = [_number(_value(pair, name), name) for name in summary]
-        table.add_row(escape(pair.name), *values, _faults(pair))
+    titles = [MEASURES[m].title + arrows[MEASURES[m].higher_is_better] for m in summary]
+    table = make_table(
+        ("clip", *titles, "faults"),
+        [
+            (escape(pair.name), *(_number(_value(pair, m), m) for m in summary), _faults(pair))
+            for pair in found.pairs[:ROWS]
+        ],
+        wrap_last=True,
+        padding=(0, 1),
+        pad_edge=False,
+    )
+    table.columns[0].overflow, table.columns[0].max_width = "ellipsis", 28
     if len(found.pairs) > 1:
         table.add_section()
-        table.add_row("mean", *(_number(summary[name].mean, name) for name in summary), "")
-        table.add_row("95 % interval", *(_between(summary[name], name) for name in summary), "")
+        table.add_row("mean", *(_number(summary[m].mean, m) for m in summary), "")
+        table.add_row("95 % interval", *(_between(summary[m], m) for m in summary), "")
     return table
 
 
@@ -196,10 +185,6 @@ def _between(found: Interval, name: str) -> str:
 
 
 def _faults(pair: Pair) -> str:
-    counts = {
-        "black": pair.checks.black,
-        "frozen": pair.checks.frozen,
-        "NaN": pair.checks.nan,
-    }
+    counts = {"black": pair.checks.black, "frozen": pair.checks.frozen, "NaN": pair.checks.nan}
     found = [f"{count} {name}" for name, count in counts.items() if count]
     return f"[red]{', '.join(found)}[/]" if found else "none"

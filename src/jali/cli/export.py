@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jali.cli.exits import fail, refuse
+from jali.cli.exits import job_errors, refuse
+from jali.cli.output import print_json
 
 if TYPE_CHECKING:
     from jali.evaluation.quality.pairs import FoundClip
@@ -19,8 +19,7 @@ def export(
         Path, typer.Argument(help="Run folder, folder of clips, or one clip.", metavar="DIR")
     ],
     fps: Annotated[
-        float | None,
-        typer.Option(help="Frames per second; none given: what the clip says, or 24."),
+        float | None, typer.Option(help="Frames per second; none given: what the clip says, or 24.")
     ] = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="Where the mp4 files go; none given: beside the clips.")
@@ -40,7 +39,6 @@ def export(
 
       jali export results/dense --fps 16 --output-dir videos --overwrite
     """
-    from jali.error import InputError, JobError
     from jali.evaluation.quality.pairs import find_clips
     from jali.files import make_folder
 
@@ -48,7 +46,7 @@ def export(
         refuse(f"--fps must be above 0 and at most 1000, got {fps:g}")
     written: list[str] = []
     skipped: dict[str, str] = {}
-    try:
+    with job_errors():
         if output_dir is not None:
             make_folder(output_dir)
         for entry in find_clips(folder):
@@ -61,12 +59,8 @@ def export(
                 written.append(str(target))
             if not as_json:
                 typer.echo(f"{target}: {why_not}" if why_not else str(target))
-    except (JobError, OSError) as error:
-        fail(error)
-    except InputError as error:
-        refuse(error)
     if as_json:
-        typer.echo(json.dumps({"written": written, "skipped": skipped}, indent=1))
+        print_json({"written": written, "skipped": skipped}, indent=1)
 
 
 def _why_not(entry: FoundClip, target: Path, overwrite: bool) -> str | None:

@@ -32,8 +32,7 @@ def generate(
         typer.Option(min=1, help="Only the first N; without prompts, of the shipped set."),
     ] = None,
     output_dir: Annotated[
-        Path | None,
-        typer.Option(help="The run folder; one that is half-finished goes on.", show_default=False),
+        Path | None, typer.Option(help="The run folder; one that is half-finished goes on.")
     ] = None,
     with_dense: Annotated[
         bool, typer.Option("--with-dense", help="Dense too: DIR/dense beside DIR/METHOD.")

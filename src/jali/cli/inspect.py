@@ -45,9 +45,7 @@ def inspect(
     prompt: Annotated[
         str | None, typer.Option(help="What is generated.", show_default="the first shipped one")
     ] = None,
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Where table and picture go.", show_default=False)
-    ] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Where table and picture go.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show which method suits a model: what each keeps of its attention at equal cost."""

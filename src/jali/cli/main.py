@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -52,45 +52,31 @@ app = typer.Typer(
 )
 
 
+def add(run: Callable[..., None], text: str, lines: Sequence[str] = (), **more: Any) -> None:
+    """A command by its function's name; examples that its docstring has are not repeated."""
+    epilog = examples(lines) if lines else None
+    app.command(run.__name__, short_help=text, epilog=epilog, **more)(run)
+
+
 # In the order in which people need them; one line each, so that the help fits a screen.
-app.command(
-    "demo",
-    short_help="A first look, without any download.",
-    epilog=examples(demo.EXAMPLES),
-)(demo.demo)
-app.command(
-    "generate",
-    cls=OldNames,
-    short_help="Prompts to clips, sparse or dense.",
-    epilog=examples(generate.EXAMPLES),
-)(generate.generate)
-app.command("evaluate", short_help="Metrics of clips against their references.")(evaluate.evaluate)
-app.command("compare", short_help="Runs side by side, as one HTML page.")(compare.compare)
-app.command("export", short_help="Tensors or lossless frames to mp4.")(export.export)
-app.command(
-    "calibrate",
-    cls=OldNames,
-    short_help="Record what a model attends to, once, in a MaskBook.",
-    epilog=examples(calibrate.EXAMPLES),
-)(calibrate.calibrate)
-app.add_typer(book.app, name="book", short_help="Look into a MaskBook, resample it, merge two.")
-app.add_typer(bench.app, name="bench", short_help="Measure speed, beside error or quality.")
-app.add_typer(
-    experiment.app, name="experiment", short_help="Speed and quality of a model, here or on Slurm."
-)
-app.command(
-    "inspect",
-    short_help="Which method suits a model.",
-    epilog=examples(inspect.EXAMPLES),
-)(inspect.inspect)
-app.command("presets", short_help="Methods that have a name.", epilog=examples(presets.EXAMPLES))(
-    presets.presets
-)
-app.command(
-    "doctor",
-    short_help="What runs here, why not the rest, what to expect.",
-    epilog=examples(doctor.EXAMPLES),
-)(doctor.doctor)
+add(demo.demo, "A first look, without any download.", demo.EXAMPLES)
+add(generate.generate, "Prompts to clips, sparse or dense.", generate.EXAMPLES, cls=OldNames)
+add(evaluate.evaluate, "Metrics of clips against their references.")
+add(compare.compare, "Runs side by side, as one HTML page.")
+add(export.export, "Tensors or lossless frames to mp4.")
+add(
+    calibrate.calibrate, "Record what a model attends to, once, in a MaskBook.",
+    calibrate.EXAMPLES, cls=OldNames,
+)  # fmt: skip
+for group, text in (
+    (book, "Look into a MaskBook, resample it, merge two."),
+    (bench, "Measure speed, beside error or quality."),
+    (experiment, "Speed and quality of a model, here or on Slurm."),
+):
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2], short_help=text)
+add(inspect.inspect, "Which method suits a model.", inspect.EXAMPLES)
+add(presets.presets, "Methods that have a name.", presets.EXAMPLES)
+add(doctor.doctor, "What runs here, why not the rest, what to expect.", doctor.EXAMPLES)
 
 
 def _version(asked: bool) -> None:

@@ -171,6 +171,9 @@ class NamesMethods(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         name_methods(self)
+        for param in self.params:  # flags in a column of their own leave the words no room
+            if param.secondary_opts:
+                param.help = f"{param.help} Or {param.secondary_opts.pop()}."  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
 
 

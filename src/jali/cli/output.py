@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 Tell = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
-def print_json(value: Any, indent: int | None = None) -> None:
-    """On stdout, and nothing else there."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=indent))
+def print_json(value: Any, **how: Any) -> None:
+    """On stdout, and nothing else there; `how` is for json.dumps."""
+    typer.echo(json.dumps(value, ensure_ascii=False, **how))
 
 
 def say(text: str, **how: Any) -> None:

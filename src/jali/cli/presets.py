@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jali.cli.exits import input_errors
+from jali.cli.options import Json
+from jali.cli.output import make_table, print_json, say
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from jali.presets import Preset
 
 EXAMPLES = (
@@ -22,31 +25,28 @@ EXAMPLES = (
 
 
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(help="Show this one in full.", show_default=False)
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Only this model's; any of its names.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this one in full.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model's; any of its names.")] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(help="Of a file, in jali's format or PSA's.", show_default=False),
+        Path | None, typer.Option(help="Of a file, in jali's format or PSA's.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the presets, or show one in full."""
     with input_errors():
-        found = _found(name, model, config)
+        found = _find(name, model, config)
     if as_json:
-        told = [_plain(preset) for preset in found]
-        typer.echo(json.dumps(told if name is None else told[0], ensure_ascii=False))
+        facts = [_plain(preset) for preset in found]
+        print_json(facts if name is None else facts[0])
     elif name is None:
-        _table(found)
+        from rich.console import Console
+
+        Console().print(_table(found))
     else:
         _show(found[0])
 
 
-def _found(name: str | None, model: str | None, config: Path | None) -> list[Preset]:
+def _find(name: str | None, model: str | None, config: Path | None) -> list[Preset]:
     from jali.presets import load_preset, presets, read_file
 
     if name is not None:
@@ -84,34 +84,30 @@ def _plain(preset: Preset) -> dict[str, Any]:
     }
 
 
-def _table(found: list[Preset]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, caption="cost: the share of dense attention's work it asks for")
-    for heading in ("model", "preset", "method"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("cost", justify="right", no_wrap=True)
-    table.add_column("")
-    before = None
-    for preset in found:
+def _table(found: list[Preset]) -> Table:
+    def cells(preset: Preset, before: str | None) -> tuple[str, ...]:
         cost = preset.nominal_cost
-        table.add_row(
+        return (
             "" if preset.model == before else str(preset.model or "any"),
             preset.name,
             str(_plain(preset)["method"]),
             "data" if cost is None else f"{cost:.2f}",
             preset.description,
         )
-        before = preset.model
-    Console().print(table)
+
+    before = [None, *(preset.model for preset in found)]
+    return make_table(
+        ("model", "preset", "method", "cost", ""),
+        map(cells, found, before),
+        left=3,
+        wrap_last=True,
+        caption="cost: the share of dense attention's work it asks for",
+    )
 
 
 def _show(preset: Preset) -> None:
     import yaml
-    from rich.console import Console
 
-    told = {key: value for key, value in _plain(preset).items() if value not in (None, "", [])}
-    text = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, default_flow_style=None)
-    Console().print(text, highlight=False, markup=False, end="")
+    facts = {key: value for key, value in _plain(preset).items() if value not in (None, "", [])}
+    text = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    say(text, end="")
