@@ -32,6 +32,7 @@ from torch import Tensor
 from jali import BlockPlan, TokenGrid, attend, block_layout, sparse_attention
 from jali.backends import BACKENDS
 from jali.evaluation.demo import make_heads
+from jali.files import write_json
 from jali.functional import _method as method_of  # the same value that sparse_attention builds
 
 RESULTS = Path(__file__).parent / "results"
@@ -298,8 +299,8 @@ def main() -> None:
         report(name, rows)
         place = "whole" if name in ("gaussian", "structured") else name
         result[place] = result.get(place, []) + rows
-        text = json.dumps(result, indent=2, ensure_ascii=False)
-        file.write_text(text + "\n", encoding="utf-8")  # a run that is cut short keeps what it has
+        # A run that is cut short keeps what it has.
+        write_json(file, result, sort_keys=False)
     print(f"written: {file}")
 
 

@@ -9,7 +9,6 @@ against it. Budgets are searched so that what the sparse calls really cost is th
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from jali import __version__, load_pipeline, make_method, sparse_processor_mode
 from jali.evaluation.quality.metric import lpips, psnr, ssim
+from jali.files import write_json
 from jali.methods import Method
 from training.autoencoder import decode_whole
 from training.scene import prompts
@@ -155,7 +155,7 @@ def main() -> None:
 
     def keep(row: dict[str, Any]) -> None:
         result["rows"].append(row)
-        asked.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(asked.output, result, sort_keys=False)
         say(
             f"{row['method']:8} {row['schedule']:9} cost {row['cost']:.2f} achieved"
             f" {row['achieved']:.3f} {row['psnr']:.2f} dB {row['ssim']:.4f} {row['lpips']:.4f}"
