@@ -275,7 +275,7 @@ def test_mixed_blocks_are_never_pooled() -> None:
 
 
 def test_what_is_asked_is_known_where_ranges_are_shares_of_blocks() -> None:
-    assert Psa().asked == pytest.approx(0.1 + 0.05 / 2 + 0.2 / 8)
-    assert Psa().with_budget(0.3).asked == pytest.approx(0.3)
+    assert Psa().mean_budget == pytest.approx(0.1 + 0.05 / 2 + 0.2 / 8)
+    assert Psa().with_budget(0.3).mean_budget == pytest.approx(0.3)
     others = {"mode": "thresholdbound"}, {"axis": "step"}, {"similarity": (0.7, 0.8, 0.9)}
-    assert all(Psa(**other).asked is None for other in others)  # type: ignore[arg-type]
+    assert all(Psa(**other).mean_budget is None for other in others)  # type: ignore[arg-type]

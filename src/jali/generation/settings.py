@@ -310,7 +310,7 @@ def _describe(settings: Settings, method: Method) -> dict[str, Any]:
         attention = describe_method(method)
     else:
         attention = write_method(method)
-    budget = settings.budget if settings.budget is not None else method.asked
+    budget = settings.budget if settings.budget is not None else method.mean_budget
     return {
         "method": inner.name,
         "options": dict(settings.options),

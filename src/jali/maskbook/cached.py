@@ -72,7 +72,7 @@ class Cached(Method):
         return self.book.header.blocks
 
     @property
-    def asked(self) -> float:
+    def mean_budget(self) -> float:
         return self.budget.mean
 
     def with_budget(self, mean: float) -> Cached:

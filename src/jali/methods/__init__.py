@@ -8,9 +8,9 @@ from typing import Any
 
 from jali.methods.ada_bsa import AdaBsa
 from jali.methods.control import Local, Random
-from jali.methods.dense import Dense
+from jali.methods.dense import Dense, FastestDense
 from jali.methods.entropy import Entropy
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, Scored
 from jali.methods.psa import Psa
 from jali.methods.rf_v2 import RfV2
 from jali.methods.schedule import Schedule
@@ -50,6 +50,7 @@ __all__ = [
     "AdaBsa",
     "Dense",
     "Entropy",
+    "FastestDense",
     "Local",
     "Method",
     "Psa",
@@ -57,5 +58,6 @@ __all__ = [
     "Random",
     "RfV2",
     "Schedule",
+    "Scored",
     "make_method",
 ]

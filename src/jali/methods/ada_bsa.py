@@ -16,7 +16,6 @@ from jali.planning.plan import BlockPlan
 from jali.planning.scoring import antidiagonal_scores
 from jali.planning.selection import count_to_reach, keep_top
 from jali.tokens.layout import BlockLayout, Blocks
-from jali.tokens.order import Order, Raster
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,17 @@ class AdaBsa(Method):
     """Keep the fewest key blocks that hold `cdf_threshold` of a query block's estimated mass, but
     no more than the share 1 − sparsity.
 
-    The first key block is forced by `keep_sink`, the last one by `keep_recent`; forced blocks
-    count inside the share, and their mass counts inside the threshold. `compat` reproduces the
-    original's decisions, its slack and exceptions included.
+    Forced blocks count inside the share, and their mass counts inside the threshold.
+
+    Args:
+        sparsity: share of the key blocks that is skipped at least.
+        cdf_threshold: the mass to keep; 1 leaves the share alone to decide.
+        keep_sink, keep_recent: always read the first, and the last, key block.
+        block_size: tokens in a block, a multiple of 8.
+        compat: the original's decisions, its slack and exceptions included.
+
+    Example:
+        >>> attend(q, k, v, method=AdaBsa(sparsity=0.5, cdf_threshold=0.95), grid=(21, 30, 52))
     """
 
     sparsity: float = 0.0
@@ -46,14 +53,6 @@ class AdaBsa(Method):
         Blocks(self.block_size, self.block_size)
         if self.block_size % self.STRIDE:
             raise ValueError(f"block_size must be a multiple of 8, got {self.block_size}")
-
-    @property
-    def ratios(self) -> tuple[int, ...]:
-        return (1,)
-
-    @property
-    def token_order(self) -> Order:
-        return Raster()
 
     def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
         return Blocks(self.block_size, self.block_size)
@@ -117,7 +116,7 @@ class AdaBsa(Method):
         return BlockPlan(layout, (1,), map=kept.to(torch.uint8))
 
     @property
-    def asked(self) -> float | None:
+    def mean_budget(self) -> float | None:
         """The largest share; None where nothing but the threshold bounds it."""
         return None if self.cdf_threshold < 1 and self.sparsity == 0 else 1 - self.sparsity
 

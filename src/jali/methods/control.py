@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import abc
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,68 +11,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.methods.method import Method, Query, check_count
-from jali.planning.budget import Budget, blocks_for
-from jali.planning.plan import BlockPlan
-from jali.planning.selection import keep_top
+from jali.methods.method import Query, Scored
 from jali.tokens.grid import Box, TokenGrid
-from jali.tokens.layout import BlockLayout, Blocks
-from jali.tokens.order import Index, Order, Raster, Tiled
+from jali.tokens.layout import BlockLayout
+from jali.tokens.order import Index, Order, Tiled
 
 Places = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class _Control(Method):
-    """Keep budget.mean of the key blocks by scores that know nothing of q and k."""
+class Random(Scored):
+    """Blocks drawn by lot, anew for every (layer, step), the same for all heads.
 
-    budget: Budget = field(default_factory=Budget)
+    Args:
+        budget: share of the key blocks that is read.
+        seed: another seed draws other blocks.
+        q_block, k_block: tokens in a block; None is what the backend likes best.
+
+    Example:
+        >>> attend(q, k, v, method=Random(Budget(0.3)), grid=(21, 30, 52))
+    """
+
     q_block: int | None = None
     k_block: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("q_block", "k_block"):
-            check_count(name, getattr(self, name))
-
-    @property
-    def ratios(self) -> tuple[int, ...]:
-        return (1,)
-
-    def blocks(self, preferred: Blocks) -> Blocks:
-        return Blocks(self.q_block or preferred.q, self.k_block or preferred.k)
-
-    @abc.abstractmethod
-    def scores(self, query: Query) -> Tensor:
-        """[1, 1, M, N]."""
-
-    def plan(self, query: Query) -> BlockPlan:
-        layout = query.layout
-        keep = blocks_for(self.budget.mean, layout.N)
-        rows = layout.text_rows if layout.has_text_rows else None
-        return keep_top(self.scores(query), keep, layout, layout.forced, rows, query.causal)
-
-    @property
-    def asked(self) -> float:
-        return self.budget.mean
-
-    def with_budget(self, mean: float) -> Method:
-        return replace(self, budget=Budget(mean))
-
-
-@dataclass(frozen=True)
-class Random(_Control):
-    """Blocks drawn by lot, anew for every (layer, step), the same for all heads."""
-
     seed: int = 0
 
     name: ClassVar[str] = "random"
-    can_be_causal: ClassVar[bool] = True
 
-    @property
-    def token_order(self) -> Order:
-        return Raster()
-
-    def scores(self, query: Query) -> Tensor:
+    def score(self, query: Query) -> Tensor:
         layout, site = query.layout, query.site
         seed = hash((self.seed, site.layer, site.step)) % 2**63
         generator = torch.Generator().manual_seed(seed)
@@ -82,9 +47,20 @@ class Random(_Control):
 
 
 @dataclass(frozen=True)
-class Local(_Control):
-    """The nearest blocks in time and space; `window` sets how far one step in t, h, w counts."""
+class Local(Scored):
+    """The nearest blocks in time and space.
 
+    Args:
+        budget: share of the key blocks that is read.
+        window: how many tokens in t, h and w count as one step of distance.
+        q_block, k_block: tokens in a block; None is what the backend likes best.
+
+    Example:
+        >>> attend(q, k, v, method=Local(Budget(0.3), window=(2, 8, 8)), grid=(21, 30, 52))
+    """
+
+    q_block: int | None = None
+    k_block: int | None = None
     window: tuple[int, int, int] = (2, 8, 8)
 
     name: ClassVar[str] = "local"
@@ -97,7 +73,7 @@ class Local(_Control):
     def token_order(self) -> Order:
         return Tiled(self.window)
 
-    def scores(self, query: Query) -> Tensor:
+    def score(self, query: Query) -> Tensor:
         return _nearness(query.layout, self.window)
 
 

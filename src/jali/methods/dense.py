@@ -8,13 +8,15 @@ from typing import ClassVar
 from jali.methods.method import Method, Query
 from jali.planning.plan import BlockPlan, full_plan
 from jali.planning.site import Site
-from jali.tokens.layout import Blocks
-from jali.tokens.order import Order, Raster
 
 
 @dataclass(frozen=True)
 class Dense(Method):
-    """The stock operation, bit for bit."""
+    """The stock operation, bit for bit.
+
+    Example:
+        >>> attend(q, k, v, method="dense").out  # what PyTorch's attention gives
+    """
 
     name: ClassVar[str] = "dense"
     can_be_causal: ClassVar[bool] = True
@@ -22,25 +24,22 @@ class Dense(Method):
     def active(self, site: Site, tokens: int) -> bool:  # noqa: ARG002
         return False
 
-    @property
-    def ratios(self) -> tuple[int, ...]:
-        return (1,)
-
-    @property
-    def token_order(self) -> Order:
-        return Raster()
-
-    def blocks(self, preferred: Blocks) -> Blocks:
-        return preferred
-
     def plan(self, query: Query) -> BlockPlan:
         return full_plan(query.layout, query.causal)
 
     @property
-    def asked(self) -> float:
+    def mean_budget(self) -> float:
         return 1.0
 
     def with_budget(self, mean: float) -> Dense:
         if mean != 1:
             raise ValueError(f"dense attention has no budget but 1, got {mean}")
         return self
+
+
+@dataclass(frozen=True)
+class FastestDense(Dense):
+    """Full attention by the fastest kernel at hand: what the dense calls of a sparse run take, and
+    runs that are only watched."""
+
+    name: ClassVar[str] = "fastest_dense"

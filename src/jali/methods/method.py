@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, NamedTuple
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from jali.planning.budget import Budget, blocks_for
 from jali.planning.plan import BlockPlan
+from jali.planning.selection import keep_top
 from jali.planning.site import Site
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
-from jali.tokens.order import Order
+from jali.tokens.order import Order, Raster
 from jali.tokens.padding import KeyPadding
 
 
 class Query(NamedTuple):
-    """Everything a plan may depend on, in arranged order. q [B, H, Sq, D], k [B, Hkv, Sk, D]."""
+    """Everything a plan may depend on, in the layout's order.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D]; v like k for methods that declare `needs_values`.
+    """
 
     q: Tensor
     k: Tensor
@@ -26,6 +33,7 @@ class Query(NamedTuple):
     scale: float
     padding: KeyPadding | None = None
     causal: bool = False
+    v: Tensor | None = None
 
 
 def check_count(name: str, value: int | None, least: int = 1) -> None:
@@ -39,10 +47,25 @@ def check_count(name: str, value: int | None, least: int = 1) -> None:
 
 
 class Method(abc.ABC):
-    """A method *is* its configuration. Deterministic in its inputs; never reads v, never waits."""
+    """A method *is* its configuration: a frozen dataclass whose fields are its options.
+
+    Deterministic in its inputs; never waits for the device. It reads v only where it says so.
+    Most methods score blocks and keep the best ones: derive those from `Scored`.
+    """
 
     name: ClassVar[str]
     can_be_causal: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        """The ratios its plans may contain."""
+        return (1,)
+
+    @property
+    def token_order(self) -> Order:
+        """The order in which it cuts tokens into blocks."""
+        return Raster()
 
     def active(self, site: Site, tokens: int) -> bool:  # noqa: ARG002
         """Whether this call is sparse at all."""
@@ -57,18 +80,17 @@ class Method(abc.ABC):
         return self
 
     @property
-    @abc.abstractmethod
-    def ratios(self) -> tuple[int, ...]:
-        """The ratios its plans may contain."""
+    def base(self) -> Method:
+        """The method itself, without the schedules around it."""
+        return self
 
-    @property
-    @abc.abstractmethod
-    def token_order(self) -> Order:
-        """The order in which it cuts tokens into blocks."""
+    def for_rank(self, rank: int, ranks: int) -> Method:  # noqa: ARG002
+        """The method for one of several ranks that share the heads of a layer."""
+        return self
 
-    @abc.abstractmethod
     def blocks(self, preferred: Blocks) -> Blocks:
         """Its blocks, given those the backend likes best."""
+        return preferred
 
     def layout(
         self,
@@ -78,20 +100,73 @@ class Method(abc.ABC):
         blocks: Blocks,
         device: torch.device,
     ) -> BlockLayout:
+        """How it orders and cuts the tokens of a call."""
         return block_layout(q_grid, k_grid, self.token_order, blocks, offset, device)
 
     @abc.abstractmethod
-    def plan(self, query: Query) -> BlockPlan: ...
-
-    def for_rank(self, rank: int, ranks: int) -> Method:  # noqa: ARG002
-        """The method for one of several ranks that share the heads of a layer."""
-        return self
+    def plan(self, query: Query) -> BlockPlan:
+        """Which key blocks each query block reads, and how finely."""
 
     @property
-    def asked(self) -> float | None:
+    def mean_budget(self) -> float | None:
         """The asked share of the work; None where it depends on the scores or on the step."""
+        if hasattr(self, "asked"):
+            warnings.warn("Method.asked is now mean_budget", DeprecationWarning, stacklevel=2)
+            return float(self.asked)
         return None
 
     @abc.abstractmethod
     def with_budget(self, mean: float) -> Method:
         """The same method, asked for this share of the work."""
+
+
+@dataclass(frozen=True)
+class Scored(Method):
+    """A method that scores key blocks and reads the best of each query block.
+
+    A subclass has a `name`, options as fields, and `score(query)`. Budget, blocks and what is
+    always read (a query block's own blocks, and text) come with it: see docs/extending.md for one
+    in twenty lines.
+    """
+
+    budget: Budget = field(default_factory=Budget)
+    q_block: int | None = field(default=None, kw_only=True)
+    k_block: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_count("q_block", self.q_block)
+        check_count("k_block", self.k_block)
+
+    @property
+    def can_be_causal(self) -> bool:  # type: ignore[override]
+        return isinstance(self.token_order, Raster)
+
+    @abc.abstractmethod
+    def score(self, query: Query) -> Tensor:
+        """How much each key block matters to each query block. fp32 [B|1, H|1, M, N]."""
+
+    def keep(self, scores: Tensor, layout: BlockLayout) -> Tensor | int:  # noqa: ARG002
+        """How many blocks a query block reads: one count, or one for every head [B, H]."""
+        return blocks_for(self.budget.mean, layout.N)
+
+    def blocks(self, preferred: Blocks) -> Blocks:
+        if self.q_block is None and self.k_block is None:
+            return preferred
+        return Blocks(self.q_block or preferred.q, self.k_block or preferred.k)
+
+    def plan(self, query: Query) -> BlockPlan:
+        layout = query.layout
+        scores = self.score(query)
+        full_rows = layout.text_rows if layout.has_text_rows else None
+        return keep_top(
+            scores, self.keep(scores, layout), layout, layout.forced, full_rows, query.causal
+        )
+
+    @property
+    def mean_budget(self) -> float:
+        return self.budget.mean
+
+    def with_budget(self, mean: float) -> Self:
+        floor, ceiling = self.budget.floor, max(self.budget.ceiling, mean)
+        floor = None if floor is None else min(floor, mean)
+        return replace(self, budget=Budget(mean, floor, ceiling))

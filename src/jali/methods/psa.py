@@ -29,11 +29,23 @@ DEFAULT_RANGES: Ranges = ((1, (0.0, 0.1)), (2, (0.1, 0.15)), (8, (0.15, 0.35)), 
 class Psa(Method):
     """Rank key blocks by sampled importance, then read each at the level whose range it falls in.
 
-    `mask_ratios` maps a ratio (1, 2, 4, 8; 0 skips) to its range [low, high): of ranked blocks in
-    mode "topk", of cumulative importance in mode "thresholdbound" (where at least `floor` of the
-    blocks is read at ratio 1). With axis "step" the ranges are of denoising steps instead, and at
-    a step every block has the one level whose range holds it. `similarity` caps the ratio of key
-    blocks whose neighbouring keys differ: thresholds on their cosine at 2×, 4×, 8×.
+    Args:
+        mask_ratios: maps a ratio (1, 2, 4, 8; 0 skips) to its range [low, high): of ranked blocks
+            in mode "topk", of cumulative importance in mode "thresholdbound".
+        mode: "topk" or "thresholdbound".
+        axis: with "step" the ranges are of denoising steps instead of blocks, and at a step every
+            block has the one level whose range holds it.
+        importance: "softmax", or PSA's "surrogate" that is not normalised.
+        similarity: thresholds on the cosine of neighbouring keys; a key block below those of 2×,
+            4×, 8× is not read that coarsely.
+        floor: share of the blocks read at ratio 1 at least, in mode "thresholdbound".
+        q_block, k_block: tokens in a block.
+        order: of the tokens, before they are cut into blocks.
+        seed: of the sampled tokens.
+
+    Example:
+        >>> levels = {1: (0, 0.1), 2: (0.1, 0.15), 8: (0.15, 0.35), 0: (0.35, 1)}
+        >>> attend(q, k, v, method=Psa(levels), grid=(21, 30, 52))
     """
 
     mask_ratios: Ranges | Mapping[int, Range] = DEFAULT_RANGES
@@ -116,7 +128,7 @@ class Psa(Method):
         return keep_pyramid(scores, layout, named, bounds, floor, cap, self.ratios)
 
     @property
-    def asked(self) -> float | None:
+    def mean_budget(self) -> float | None:
         if (self.mode, self.axis, self.similarity) != ("topk", "block", None):
             return None
         return nominal_cost(self.ranges)

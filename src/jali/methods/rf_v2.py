@@ -23,10 +23,20 @@ from jali.tokens.order import FrameWindows, Order, Raster, Tiled
 class RfV2(Method):
     """Keep the 1 − sparsity best key blocks of each query block by the product of block means.
 
-    `first_frame` None protects the first frame of videos but not of single images. Protected
-    blocks and a query block's own blocks count inside the kept share; protected query rows read
-    everything. `compat` reproduces the original's decisions: its frame-wise 8×8 windows, scores
-    in the input's precision with ties kept, forced blocks on top, no own block.
+    Protected blocks and a query block's own blocks count inside the kept share; protected query
+    rows read everything.
+
+    Args:
+        sparsity: share of the key blocks that is skipped.
+        block_size: tokens in a block, of queries and of keys.
+        first_frame: whether the first frame is protected; None is that of videos, but not of
+            single images.
+        window: tokens in t, h and w that are put next to each other.
+        compat: the original's decisions: its frame-wise 8×8 windows, scores in the input's
+            precision with ties kept, forced blocks on top, no own block.
+
+    Example:
+        >>> attend(q, k, v, method=RfV2(sparsity=0.8), grid=(21, 30, 52))
     """
 
     sparsity: float = 0.8
@@ -41,10 +51,6 @@ class RfV2(Method):
         check_share("sparsity", self.sparsity)
         Blocks(self.block_size, self.block_size)
         object.__setattr__(self, "window", Tiled(self.window).window)
-
-    @property
-    def ratios(self) -> tuple[int, ...]:
-        return (1,)
 
     @functools.cached_property
     def token_order(self) -> Order:
@@ -121,7 +127,7 @@ class RfV2(Method):
             )
 
     @property
-    def asked(self) -> float:
+    def mean_budget(self) -> float:
         return 1 - self.sparsity
 
     def with_budget(self, mean: float) -> RfV2:

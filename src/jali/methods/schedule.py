@@ -22,9 +22,17 @@ from jali.tokens.order import Order
 class Schedule(Method):
     """`inner`, except in the first and last steps, the named layers, and short sequences.
 
-    Steps are a count (int) or a share of all steps (float, rounded up). Layers may count from the
-    end (−1). `budgets` gives the budget of the sparse steps: one per step of the whole run, read
-    along it by position, so the same tuple serves any number of steps.
+    Args:
+        inner: the method of the sparse calls.
+        dense_steps, dense_last_steps: steps that stay dense, as a count (int) or as a share of all
+            steps (float, rounded up).
+        dense_layers: layers that stay dense; they may count from the end (−1).
+        min_tokens: shorter sequences stay dense.
+        budgets: budgets along the run, read by position, so the same tuple serves any number of
+            steps; none is the method's own everywhere.
+
+    Example:
+        >>> Schedule(Entropy(Budget(0.4)), dense_steps=0.2, dense_layers=(0,))
     """
 
     inner: Method
@@ -53,7 +61,7 @@ class Schedule(Method):
                 raise TypeError(f"dense_layers are ints (-1 is the last layer), got {layer!r}")
         for budget in self.budgets:
             check_share("every one of budgets", budget)
-        _ = self._asked  # a method that cannot have one of them says so now
+        _ = self._by_budget  # a method that cannot have one of them says so now
 
     def active(self, site: Site, tokens: int) -> bool:
         return self.why_dense(site, tokens) is None
@@ -74,12 +82,16 @@ class Schedule(Method):
         if not self.budgets:
             return inner
         at = site.step * len(self.budgets) // site.steps
-        return self._asked[at] if inner is self.inner else inner.with_budget(self.budgets[at])
+        return self._by_budget[at] if inner is self.inner else inner.with_budget(self.budgets[at])
 
     @functools.cached_property
-    def _asked(self) -> tuple[Method, ...]:
+    def _by_budget(self) -> tuple[Method, ...]:
         """The method for each of the budgets: a model asks for the same ones in every layer."""
         return tuple(self.inner.with_budget(budget) for budget in self.budgets)
+
+    @property
+    def base(self) -> Method:
+        return self.inner.base
 
     @property
     def can_be_causal(self) -> bool:  # type: ignore[override]
@@ -110,9 +122,9 @@ class Schedule(Method):
         return self.at(query.site).plan(query)
 
     @property
-    def asked(self) -> float | None:
+    def mean_budget(self) -> float | None:
         """Of the sparse calls."""
-        return sum(self.budgets) / len(self.budgets) if self.budgets else self.inner.asked
+        return sum(self.budgets) / len(self.budgets) if self.budgets else self.inner.mean_budget
 
     def with_budget(self, mean: float) -> Schedule:
         return Schedule(

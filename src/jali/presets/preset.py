@@ -78,7 +78,7 @@ class Preset:
     @property
     def nominal_cost(self) -> float | None:
         """Share of dense work a sparse call is asked for; None where only the data can tell."""
-        return self.method.asked
+        return self.method.mean_budget
 
     def __str__(self) -> str:
         cost = self.nominal_cost

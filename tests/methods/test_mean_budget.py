@@ -28,4 +28,4 @@ from jali.methods import Local, Method, Random
     ids=str,
 )
 def test_the_asked_share(method: Method, share: float | None) -> None:
-    assert method.asked == (None if share is None else pytest.approx(share))
+    assert method.mean_budget == (None if share is None else pytest.approx(share))
