@@ -17,8 +17,8 @@ from jali import (
     Site,
     TokenGrid,
     attend,
-    checks,
 )
+from jali.checks import check_padding
 from oracle import relative, sdpa, stock_bf16_runs, tensors
 
 SMALL = Entropy(Budget(0.4), q_block=32, k_block=16)
@@ -128,12 +128,9 @@ def test_random_controls_follow_the_site() -> None:
 
 def test_lengths_from_the_host_are_copied_to_the_device_once() -> None:
     """Every such copy waits for all that is under way there, and a model has many layers."""
-    q, k, v = tensors(70, B=2)
-    one, two = (
-        checks.check(q, k, v, None, None, None, None, (70, 41), None, False, Entropy())
-        for _ in range(2)
-    )
-    assert one.padding is not None
-    assert two.padding is not None
-    assert one.padding.length is two.padding.length
-    assert one.padding.host == (70, 41)
+    _, k, _ = tensors(70, B=2)
+    one, two = (check_padding((70, 41), None, k) for _ in range(2))
+    assert one is not None
+    assert two is not None
+    assert one.length is two.length
+    assert one.host == (70, 41)

@@ -36,7 +36,7 @@ from jali import apply_sparse_attention
 from jali.evaluation.bench.machine import machine
 from jali.evaluation.bench.measure import sampled_error
 from jali.files import write_json
-from jali.integration.scene import Seen
+from jali.integration.transformer import AttentionCall
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, Schedule
 from jali.planning.budget import Budget
 
@@ -311,7 +311,7 @@ def compare(
     for name, method in list(calls.items()):  # the first call compiles and warms up
         try:
             with applied(subject, method) as handle:
-                caught: list[Seen] = []
+                caught: list[AttentionCall] = []
                 if handle is not None:
                     handle.run.watch = lambda seen, caught=caught: keep_second(seen, caught)
                 ms = timed(bench, lambda: subject.forward(900.0))
@@ -356,16 +356,22 @@ def facts(handle: Any) -> dict[str, Any]:
     }
 
 
-def keep_second(seen: Seen, caught: list[Seen]) -> None:
+def keep_second(seen: AttentionCall, caught: list[AttentionCall]) -> None:
     """Of layer 1, the first that is sparse."""
     if seen.site.layer == 1 and not caught:
         caught.append(seen.copied())
 
 
-def error_of(seen: Seen, rows: int = 256) -> float:
+def lengths_of(seen: AttentionCall) -> tuple[int, ...]:
+    assert seen.padding is not None
+    assert seen.padding.host is not None
+    return seen.padding.host
+
+
+def error_of(seen: AttentionCall, rows: int = 256) -> float:
     """Relative error of an attention output against dense attention in fp32 on the same tensors,
     over rows spread along the video."""
-    keys = seen.k.shape[2] if seen.keys.length is None else seen.keys.length[0]
+    keys = seen.k.shape[2] if seen.padding is None else lengths_of(seen)[0]
     at = torch.linspace(0, min(keys, seen.q.shape[2]) - 1, rows, device=seen.q.device).long()
     scale = seen.scale or seen.q.shape[3] ** -0.5
     wrong = total = 0.0
@@ -378,7 +384,7 @@ def error_of(seen: Seen, rows: int = 256) -> float:
     return float((wrong / total) ** 0.5)
 
 
-def errors_of(seen: Seen) -> dict[str, float]:
+def errors_of(seen: AttentionCall) -> dict[str, float]:
     """`kernel_error` is against fp32 over the same plan: what the kernel does. `error` is against
     dense attention: what the method leaves out, too."""
     error = error_of(seen)
@@ -386,8 +392,8 @@ def errors_of(seen: Seen) -> dict[str, float]:
     if plan is None:
         return {"error": error, "kernel_error": error}
     q, k, v, out = seen.q, seen.k, seen.v, seen.result.out
-    if seen.keys.length is not None:
-        k, v = k[:, :, : seen.keys.length[0]], v[:, :, : seen.keys.length[0]]
+    if seen.padding is not None:
+        k, v = (x[:, :, : lengths_of(seen)[0]] for x in (k, v))
     if plan.layout.q.index is not None:
         q, k, v, out = (plan.layout.q.arrange(x) for x in (q, k, v, out))
     scale = seen.scale or q.shape[3] ** -0.5

@@ -1,17 +1,25 @@
-"""The whole data path: q, k, v to sparse attention."""
+"""The whole data path: q, k, v to sparse attention.
+
+    check_call ─▶ prepare ─▶ PreparedCall.run ─▶ Attended
+                                ├ query    q and k in the layout's order
+                                ├ plan     which blocks are read: the method decides
+                                └ attend   the backend's kernel
+
+Everything that plans or attends comes through here: `attend`, a diffusers run, a calibration, and
+what `jali inspect` judges.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from jali import checks
 from jali.backends import Backend, check_name, choose, dense
+from jali.checks import Call, check_call, check_padding, check_tensors
 from jali.methods import Dense, Method, Query, make_method
 from jali.planning.plan import BlockPlan, full_plan
 from jali.planning.site import Site
@@ -19,15 +27,16 @@ from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
 from jali.tokens.padding import KeyPadding
 
-HERE = Site()
+ONE_CALL = Site()
 
 
 @dataclass(frozen=True, eq=False)
 class Attended:
     """What came of a call. Reading a plan's cost waits for the device; nothing else does.
 
-    `plan` is what the method asked for, `executed` what the backend ran (coarser where it has
-    larger blocks); both are None where the call was dense.
+    `out` is like q. `plan` is what the method asked for, `executed` what the backend ran (coarser
+    where it has larger blocks); both are None where the call was dense. `backend` is the name of
+    the backend that ran, "stock" for PyTorch's own attention.
     """
 
     out: Tensor
@@ -53,7 +62,7 @@ def attend(
     grid: TokenGrid | Sequence[int] | None = None,
     key_grid: TokenGrid | Sequence[int] | None = None,
     offset: int | None = None,
-    site: Site = HERE,
+    site: Site = ONE_CALL,
     backend: str = "auto",
     scale: float | None = None,
     key_length: Tensor | Sequence[int] | None = None,
@@ -61,65 +70,109 @@ def attend(
     causal: bool = False,
     lse: bool = False,
 ) -> Attended:
-    """Sparse attention. q [B, H, Sq, D], k and v [B, Hkv, Sk, D] -> out like q.
+    """Attention of q [B, H, Sq, D] over k and v [B, Hkv, Sk, D], sparse by a method.
 
-    `grid` says what the tokens are (none: one row of unknown geometry), `key_grid` the same of
-    the keys where they are another sequence, and `offset` where the queries lie in it (a chunk in
-    a cache). Keys beyond `key_length` [B] or outside `key_mask` [B, Sk] are not real. `lse=True`
-    asks for the log-sum-exp [B, H, Sq] of dense calls too; sparse ones always have it.
+    Args:
+        q, k, v: one device, one dtype (fp16, bf16, fp32 or fp64), no gradients. H is a multiple
+            of Hkv.
+        method: a name with its defaults ("entropy", "psa", "rf_v2", "ada_bsa", "dense", "random",
+            "local"), or a `Method` such as `Entropy(Budget(0.3))`.
+        grid: what the tokens are: a `TokenGrid`, or (frames, height, width). None: one row of
+            unknown geometry.
+        key_grid: the same of the keys, where they are another sequence.
+        offset: where the first query lies among the keys (a chunk of a cache).
+        site: step and layer of the call, for schedules and seeded samples.
+        backend: "auto" takes the fastest that can run this; a name never falls back.
+        scale: of the logits; None is D ** -0.5.
+        key_length: int [B], the first keys of each sample that are real.
+        key_mask: bool [B, Sk], True where a key is real; one of the two.
+        causal: hide keys after a query.
+        lse: also of a dense call the log-sum-exp; sparse calls always have it.
+
+    Returns:
+        `Attended`: `.out` like q, `.plan`, `.executed`, `.backend`, `.lse` fp32 [B, H, Sq].
+
+    Raises:
+        ValueError, TypeError: tensors, grid or options that do not fit, naming value and rule; a
+            named backend that cannot run the call, with all its reasons. Before any work.
+
+    Example:
+        >>> q, k, v = (torch.randn(1, 4, 3 * 16 * 16, 64) for _ in range(3))
+        >>> found = attend(q, k, v, method=Entropy(Budget(0.3)), grid=(3, 16, 16))
+        >>> found.out.shape, round(found.plan.cost, 2)
     """
     check_name(backend)
-    call = checks.check(
-        q, k, v, grid, key_grid, offset, scale, key_length, key_mask, causal, make_method(method)
-    )
-    if not call.method.active(site, call.q_grid.tokens):
-        return _dense(q, k, v, call, backend, causal, lse)
-    return follow(way_of(call, call.method.at(site), backend, q.device), q, k, v, site)
+    method = make_method(method)
+    padding = None
+    if key_length is not None or key_mask is not None:
+        check_tensors(q, k, v)
+        padding = check_padding(key_length, key_mask, k)
+    call = check_call(q, k, v, method, grid, key_grid, offset, scale, padding, causal)
+    if not method.active(site, call.q_grid.tokens):
+        return attend_densely(q, k, v, call, backend, lse)
+    return prepare(call, method.at(site), backend).run(q, k, v, site)
 
 
-class Way(NamedTuple):
-    """How a sparse call goes: all that is known before any of its numbers is."""
+class PreparedCall(NamedTuple):
+    """A sparse call as far as it is settled before any of its numbers is known.
 
+    The layers of a transformer call share one. `blocks` are those that the backend runs.
+    """
+
+    call: Call
     method: Method
     backend: Backend
     layout: BlockLayout
-    executed: Blocks
-    scale: float
-    padding: KeyPadding | None
-    causal: bool
+    blocks: Blocks
+    padding: KeyPadding | None  # in the layout's order
+
+    def query(
+        self, q: Tensor, k: Tensor, v: Tensor, site: Site
+    ) -> tuple[Query, Callable[[], Tensor]]:
+        """What the method gets to see, and the values, both in the layout's order."""
+        q, k, values = self.layout.arrange(q, k, v)
+        seen = values() if self.method.needs_values else None
+        call = self.call
+        query = Query(q, k, self.layout, site, call.scale, self.padding, call.task.causal, seen)
+        return query, values
+
+    def plan(self, query: Query) -> tuple[BlockPlan, BlockPlan]:
+        """Which blocks the method wants read, and the same on the backend's own blocks."""
+        plan = self.method.plan(query)
+        return plan, plan.coarsen(self.blocks)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, site: Site) -> Attended:
+        """Rearrange, plan, attend, and put the result into the caller's order."""
+        query, values = self.query(q, k, v, site)
+        plan, executed = self.plan(query)
+        # A rearranged copy has no other use than to hold the result.
+        out_buffer = None if self.layout.q.index is None else query.q
+        out, lse = self.backend.attend(
+            query.q, query.k, values(), executed, query.scale, self.padding, out_buffer
+        )
+        del query, values, out_buffer  # copies that must not lie beside the result's own
+        return Attended(self.layout.q.restore(out), lse, plan, executed, self.backend.name)
 
 
-def way_of(call: checks.Call, method: Method, backend: str, device: torch.device) -> Way:
-    """The way of a checked call. Calls of the same values go the same way."""
+def prepare(call: Call, method: Method, backend: str) -> PreparedCall:
+    """Choose the backend, agree with it on blocks, lay the tokens out."""
     task = call.task
     chosen = choose(backend, task)
     blocks = method.blocks(chosen.preferred(task))
-    layout = method.layout(call.q_grid, call.k_grid, call.offset, blocks, device)
+    layout = method.layout(call.q_grid, call.k_grid, call.offset, blocks, task.device)
     padding = call.padding and call.padding.arranged(layout.k)
     if padding is not None and padding.kind != task.padding:
         # The order scattered the padding: what knows lengths only cannot run this any more.
         chosen = choose(backend, replace(task, padding=padding.kind))
-    executed = chosen.fitting(blocks, task)
-    return Way(method, chosen, layout, executed, call.scale, padding, task.causal)
+    return PreparedCall(call, method, chosen, layout, chosen.fitting(blocks, task), padding)
 
 
-def follow(way: Way, q: Tensor, k: Tensor, v: Tensor, site: Site) -> Attended:
-    """Rearrange, plan, attend, and put back."""
-    method, backend, layout, blocks, scale, padding, causal = way
-    q, k, values = layout.arrange(q, k, v)
-    plan = method.plan(Query(q, k, layout, site, scale, padding, causal))
-    executed = plan.coarsen(blocks)
-    out_buffer = None if layout.q.index is None else q  # the rearranged copy has no other use
-    out, lse = backend.attend(q, k, values(), executed, scale, padding, out_buffer)
-    del q, k, values, out_buffer
-    return Attended(layout.q.restore(out), lse, plan, executed, backend.name)
-
-
-def _dense(
-    q: Tensor, k: Tensor, v: Tensor, call: checks.Call, backend: str, causal: bool, lse: bool
+def attend_densely(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str = "auto", lse: bool = False
 ) -> Attended:
     """Everything, in the caller's own order. The method `dense` means the stock operation; the
     dense calls of a sparse run take the fastest one."""
+    causal = call.task.causal
     # The stock operation counts causality from the first key, a chunk of a cache from its offset.
     if lse or (causal and call.offset):
         chosen = choose(backend, call.full_task)
@@ -128,7 +181,7 @@ def _dense(
         whole = full_plan(layout, causal)
         out, found_lse = chosen.attend(q, k, v, whole, call.scale, call.padding)
         return Attended(out, found_lse, backend=chosen.name)
-    if isinstance(call.method, Dense):
+    if type(call.method) is Dense:
         return Attended(dense.stock(q, k, v, call.scale, call.padding, causal))
     out, name = dense.fastest(q, k, v, call.scale, call.full_task, call.padding, causal)
     return Attended(out, backend=name)

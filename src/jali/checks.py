@@ -1,4 +1,4 @@
-"""Where tensors enter: every rule of a call is checked here, before any work."""
+"""Every rule of a call, checked where tensors enter and before any work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jali.tokens.padding import KeyPadding
 
 
 class Call(NamedTuple):
-    """A checked call."""
+    """A checked call: what it is about, without its tensors."""
 
     method: Method
     q_grid: TokenGrid
@@ -34,19 +34,19 @@ class Call(NamedTuple):
         return self.task if self.task.ratios == (1,) else replace(self.task, ratios=(1,))
 
 
-def check(
+def check_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    grid: TokenGrid | Sequence[int] | None,
-    key_grid: TokenGrid | Sequence[int] | None,
-    offset: int | None,
-    scale: float | None,
-    key_length: Tensor | Sequence[int] | None,
-    key_mask: Tensor | None,
-    causal: bool,
     method: Method,
+    grid: TokenGrid | Sequence[int] | None = None,
+    key_grid: TokenGrid | Sequence[int] | None = None,
+    offset: int | None = None,
+    scale: float | None = None,
+    padding: KeyPadding | None = None,
+    causal: bool = False,
 ) -> Call:
+    """What `attend` is called with, checked; [B, H, S, D] each."""
     check_tensors(q, k, v)
     q_grid = grid if grid is None else TokenGrid.of(grid)
     k_grid = key_grid if key_grid is None else TokenGrid.of(key_grid)
@@ -61,11 +61,8 @@ def check(
             f"{method.name} cannot be causal: its blocks are not in sequence order; "
             f"use entropy, ada_bsa or dense"
         )
-    padding = None
-    if key_length is not None or key_mask is not None:
-        padding = _padding(key_length, key_mask, q.shape[0], Sk, k.device)
-        if causal:
-            raise ValueError("causal attention with padded keys is not supported; drop the padding")
+    if causal and padding is not None:
+        raise ValueError("causal attention with padded keys is not supported; drop the padding")
     kind = None if padding is None else padding.kind
     q_grid, k_grid, task = _facts(
         q.device, q.dtype, q.shape, k.shape, q_grid, k_grid, method.ratios, kind, causal
@@ -172,15 +169,13 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     return float(scale)
 
 
-def _padding(
-    length: Tensor | Sequence[int] | None,
-    mask: Tensor | None,
-    B: int,
-    Sk: int,
-    device: torch.device,
+def check_padding(
+    length: Tensor | Sequence[int] | None, mask: Tensor | None, k: Tensor
 ) -> KeyPadding | None:
+    """The real keys of k [B, Hkv, Sk, D], as a caller describes them."""
     if length is not None and mask is not None:
         raise ValueError("give key_length or key_mask, not both")
+    B, Sk = k.shape[0], k.shape[2]
     if mask is not None:
         if not isinstance(mask, Tensor):
             raise TypeError(f"key_mask must be a bool tensor [{B}, {Sk}], got {mask!r}")
@@ -189,29 +184,16 @@ def _padding(
                 f"key_mask must be bool [{B}, {Sk}] (True is real), "
                 f"got {mask.dtype} {list(mask.shape)}"
             )
-        return KeyPadding(mask=mask.to(device))
-    assert length is not None
-    if isinstance(length, tuple):  # a model's layers share theirs
-        return _known_lengths(length, B, Sk, device)
+        return KeyPadding(mask=mask.to(k.device))
+    if length is None:
+        return None
     if not isinstance(length, Tensor):
         length = torch.as_tensor(length)
-    if length.device.type == "cpu":
-        _check_lengths(length, B)
-        return _known_lengths(tuple(length.tolist()), B, Sk, device)
-    _check_lengths(length, B)
-    return KeyPadding(length=length.to(device, torch.int32))
-
-
-def _check_lengths(length: Tensor, B: int) -> None:
     if tuple(length.shape) != (B,) or length.dtype.is_floating_point or length.dtype == torch.bool:
         raise ValueError(f"key_length must be {B} ints, got {length.dtype} {list(length.shape)}")
-
-
-@functools.lru_cache(maxsize=64)
-def _known_lengths(known: tuple[int, ...], B: int, Sk: int, device: torch.device) -> KeyPadding:
-    """Copied to the device once: every copy from the host waits for all that is under way there."""
-    length = torch.as_tensor(known)
-    _check_lengths(length, B)
+    if length.device.type != "cpu":
+        return KeyPadding(length=length.to(k.device, torch.int32))
+    known = tuple(length.tolist())
     if any(not 0 <= n <= Sk for n in known):
         raise ValueError(f"key_length must be {B} lengths in 0..{Sk}, got {list(known)}")
-    return KeyPadding(length=length.to(device, torch.int32), host=known)
+    return KeyPadding.of_lengths(known, k.device)

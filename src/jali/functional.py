@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jali import checks
 from jali.attend import attend
+from jali.checks import check_scale, check_tensors
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, near
 from jali.planning.budget import Budget, check_share
 from jali.tokens.grid import Text, TokenGrid
@@ -88,7 +88,7 @@ def sparse_attention(
     for name, shape in (("latent_shape_q", latent_shape_q), ("latent_shape_k", latent_shape_k)):
         if shape is not None and not all(isinstance(n, int | torch.SymInt) for n in shape):
             raise TypeError(f"{name} must be three ints, got {shape!r}")
-    checks.check_tensors(q, k, v)
+    check_tensors(q, k, v)
     return torch.ops.jali.sparse_attention(
         q, k, v, attn_mask, scale, is_causal, head_num, input_layout, inner_precise, sparse_type,
         txt_len, block_size, latent_shape_q, latent_shape_k, keep_sink, keep_recent,
@@ -129,7 +129,7 @@ def _sparse_attention(
     _check_options(sparse_type, input_layout, inner_precise, sparsity, given)
     if input_layout == "BSND":
         q, k, v = (x.transpose(1, 2) if x.dim() == 4 else x for x in (q, k, v))
-    checks.check_tensors(q, k, v)
+    check_tensors(q, k, v)
     _check_heads(q, head_num, input_layout)
     q_grid = _grid(latent_shape_q, txt_len, q.shape[2], "latent_shape_q")
     k_grid = None
@@ -260,5 +260,5 @@ def _dense(
             f"causal as well; got {mask.dtype} {list(mask.shape)}"
         )
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, scale=checks.check_scale(scale, D), enable_gqa=k.shape[1] != H
+        q, k, v, attn_mask=mask, scale=check_scale(scale, D), enable_gqa=k.shape[1] != H
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,18 +15,22 @@ pytest.importorskip("diffusers")
 
 import tiny
 
+from jali import Psa, attend, backends
+from jali.backends import Task
+from jali.backends.torch import Torch
 from jali.evaluation.inspection import Capture, capture, judge, ranking
 from jali.evaluation.inspection.judge import _ExactAttention, exact_map, planned, too_costly
 from jali.generation import Settings
-from jali.integration.masks import Keys
 from jali.methods import METHODS, make_method
 from jali.planning.site import Site
 from jali.tokens.grid import TokenGrid
+from jali.tokens.layout import Blocks
+from jali.tokens.padding import KeyPadding
 
 Jali = Callable[..., Any]
 
 
-def call_of(kind: str = "structured", text: int = 0, **keys: Any) -> Capture:
+def call_of(kind: str = "structured", text: int = 0, padding: KeyPadding | None = None) -> Capture:
     """One call with heads that look near, far and everywhere."""
     grid = TokenGrid.video(4, 16, 16, text=text)
     g = torch.Generator().manual_seed(0)
@@ -38,7 +42,7 @@ def call_of(kind: str = "structured", text: int = 0, **keys: Any) -> Capture:
         q[:, 0], k[:, 0] = 4 * waves, 4 * waves
         q[:, 1] = k[:, 1] * 3
         q[:, 2] *= 0.1
-    return Capture(Site(2, 4, 1, 3), grid, q, k, v, Keys(**keys), 32**-0.5)
+    return Capture(Site(2, 4, 1, 3), grid, q, k, v, padding, 32**-0.5)
 
 
 def test_captured_calls_are_the_models_own() -> None:
@@ -127,16 +131,49 @@ def test_no_full_blocks_hold_more_than_the_bound() -> None:
 
 
 def test_padding_is_not_attention() -> None:
-    call = call_of(text=64, length=(1000,))
+    call = call_of(text=64, padding=KeyPadding.of_lengths((1000,), torch.device("cpu")))
     exact = _ExactAttention(call, 32)
     assert float(exact.weights(0)[:, 1000:].sum()) == 0
     mask = torch.ones(1, 1088, dtype=torch.bool)
     mask[:, 1000:] = False
-    torch.testing.assert_close(
-        exact.weights(1), _ExactAttention(call_of(text=64, mask=mask), 32).weights(1)
-    )
+    masked = call_of(text=64, padding=KeyPadding(mask=mask))
+    torch.testing.assert_close(exact.weights(1), _ExactAttention(masked, 32).weights(1))
     (found,) = judge([call], 0.4, ["entropy", "rf_v2"])
     assert all(0 < v.error < 1 for v in found.scores)
+
+
+class LengthsOnly(Torch):
+    """As FlashAttention-4: it knows lengths of keys, no masks, and runs larger blocks."""
+
+    name: ClassVar[str] = "lengths only"
+
+    def why_not(self, task: Task) -> list[str]:
+        return ["takes no mask of keys"] if task.padding == "mask" else []
+
+    def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
+        return Blocks(4 * blocks.q, 4 * blocks.k)
+
+
+def test_what_is_judged_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order may scatter the padding; then the backend is chosen again, here as in `attend`."""
+    monkeypatch.setattr(backends, "BACKENDS", {"lengths only": LengthsOnly(), "torch": Torch()})
+    for cache in (backends._fastest, backends._reasons):
+        cache.cache_clear()
+    lengths = torch.tensor([700])
+    call = call_of(padding=KeyPadding(length=lengths.int(), host=(700,)))
+    try:
+        plan = planned(Psa(), call)
+        ran = attend(
+            call.q, call.k, call.v, method=Psa(), grid=call.grid, site=call.site, scale=call.scale,
+            key_length=lengths,
+        )  # fmt: skip
+    finally:
+        for cache in (backends._fastest, backends._reasons):
+            cache.cache_clear()
+    assert ran.backend == "torch"
+    assert ran.executed is not None
+    assert plan.blocks == ran.executed.blocks
+    assert torch.equal(plan.levels, ran.executed.levels)
 
 
 def test_the_map_is_where_a_head_looks() -> None:

@@ -108,12 +108,12 @@ def test_plans_show_what_a_query_block_reads(
     method: str, pipe: Any, settings: Make, tmp_path: Path
 ) -> None:
     from jali.generation.call_record import PlanRecorder
-    from jali.integration.scene import Seen
+    from jali.integration.transformer import AttentionCall
 
-    seen: list[Seen] = []
+    seen: list[AttentionCall] = []
     watched = PlanRecorder.__call__
 
-    def keep(self: PlanRecorder, call: Seen) -> None:
+    def keep(self: PlanRecorder, call: AttentionCall) -> None:
         seen.append(call)
         watched(self, call)
 

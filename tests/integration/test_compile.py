@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 
 import jali
-from jali.integration.run import NEVER
-from jali.integration.scene import Seen
+from jali.integration.transformer import AttentionCall
+from jali.methods import FastestDense
 
 SPARSE: dict[str, Any] = {"warmup_frac": 1, "q_block": 64, "k_block": 64, "steps": 3}
 
@@ -155,7 +155,7 @@ def test_repeated_blocks_are_one_graph_each(name: str) -> None:
     assert counters["stats"]["unique_graphs"] == kinds, "one graph for every kind of block"
     assert not counters["graph_break"]
     rows = handle.stats().rows
-    layers = handle.run.stages[0].layers
+    layers = handle.run.transformers[0].layers
     assert len({(r.layer, r.step) for r in rows}) == len(rows) == layers * 3
     assert {r.step for r in rows if r.reason is None} == {1, 2}
     handle.remove()
@@ -179,7 +179,7 @@ def test_the_whole_model(name: str) -> None:
     assert (out - expected).norm() <= 1e-5 * expected.norm()
     assert not counters["graph_break"]
     rows = handle.stats().rows
-    assert len(rows) == handle.run.stages[0].layers * 3
+    assert len(rows) == handle.run.transformers[0].layers * 3
     assert {r.step for r in rows if r.reason is None} == {1, 2}
     handle.remove()
     assert (generation(model, inputs) - stock).norm() <= 1e-5 * stock.norm()
@@ -234,9 +234,9 @@ def test_a_wrapped_module() -> None:
 def test_what_is_kept_of_a_call_is_a_copy() -> None:
     """Inductor uses the memory of q, k and v again once the call is over; aot_eager does not."""
     model = tiny.wan_transformer(3)
-    handle = jali.apply_sparse_attention(model, NEVER)
+    handle = jali.apply_sparse_attention(model, FastestDense())
     model.compile_repeated_blocks(fullgraph=True, backend="inductor")
-    kept: list[Seen] = []
+    kept: list[AttentionCall] = []
     handle.run.watch = lambda seen: kept.append(seen.copied())
     with torch.no_grad():
         model(**wan_inputs(900.0))

@@ -139,7 +139,7 @@ class TestFamily:
             pipe, 0.3, warmup_frac=0, dense_first_layer=False, **SMALL
         ) as run:
             pipe.transformer.register_forward_hook(
-                lambda *_: seen.append(str(next(iter(run.run.stages[0].scene.grids.values()))))
+                lambda *_: seen.append(str(next(iter(run.run.transformers[0].call.grids.values()))))
             )
             out = tiny.generate(pipe, case.call(), steps)
             pipe.transformer._forward_hooks.popitem()
@@ -198,7 +198,7 @@ def test_qwen_edit_references_have_their_own_grid() -> None:
             out = model(**inputs)[0]
         with jali.sparse_processor_mode(model, 0.3, warmup_frac=0, **SMALL) as run:
             model(**inputs)
-            grid = next(iter(run.run.stages[0].scene.grids.values()))
+            grid = next(iter(run.run.transformers[0].call.grids.values()))
     assert str(grid) == "40 text + 1×32×32 + 1×16×24"
     assert (out - expected).norm() <= 1e-4 * expected.norm()
     assert run.stats().sparse_cost < 0.6

@@ -21,11 +21,14 @@ TOKENS = 5 * 16 * 16
 def test_what_a_mask_says() -> None:
     assert read_mask(None).problem is None
     prefix = torch.arange(8) < torch.tensor([[3], [8]])
-    assert read_mask(prefix).length == (3, 8)
-    assert read_mask(prefix[:, None, None]).length == (3, 8)
-    assert read_mask(torch.ones(2, 8, dtype=torch.bool)).length is None
+    for mask in (prefix, prefix[:, None, None]):
+        padding = read_mask(mask).padding
+        assert padding is not None
+        assert padding.host == (3, 8)
+    assert read_mask(torch.ones(2, 8, dtype=torch.bool)).padding is None
     scattered = torch.tensor([[True, False, True]])
-    found = read_mask(scattered)
+    found = read_mask(scattered).padding
+    assert found is not None
     assert found.length is None
     assert torch.equal(found.mask, scattered)  # type: ignore[arg-type]
     pairs = torch.ones(1, 1, 4, 4, dtype=torch.bool)

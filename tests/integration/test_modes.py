@@ -126,7 +126,7 @@ class TestRestore:
                 pipe.transformer.set_attention_backend("_native_math")
                 tiny.generate(pipe, tiny.WAN_CALL)
                 assert run.stats().sparse_cost < 0.6  # still ours
-                assert run.run.dense_choice.value == "_native_math"
+                assert run.run.dense_backend.value == "_native_math"
             for processor in pipe.transformer.attn_processors.values():
                 assert processor._attention_backend.value == "_native_math"
         finally:

@@ -13,15 +13,13 @@ import tiny
 import torch
 
 import jali
-from jali.integration.scene import Seen
+from jali.integration.transformer import AttentionCall
 from jali.maskbook import MaskBook
 from jali.maskbook.calibration import Antidiagonal, BlockMeans, Progress, Sampled, calibrate
-from jali.maskbook.calibration.recorder import Unplanned
 from jali.maskbook.quantization import ERROR
-from jali.methods import Query
+from jali.methods import FastestDense, Query
 from jali.tokens.layout import Blocks, block_layout
 from jali.tokens.order import Tiled
-from jali.tokens.padding import KeyPadding
 
 BLOCKS = Blocks(64, 32)
 WAN = {k: v for k, v in tiny.WAN_CALL.items() if k != "prompt"}
@@ -43,17 +41,13 @@ def seen_in(pipe: Any, prompt: str, seed: int, call: dict[str, Any], steps: int 
     """Every attention call of a dense run, as a method would get it."""
     found: list[Query] = []
 
-    def watch(seen: Seen) -> None:
+    def watch(seen: AttentionCall) -> None:
         assert not isinstance(seen.grid, str)
         layout = block_layout(seen.grid, None, None, BLOCKS)
-        padding = None
-        if seen.keys.length is not None:
-            length = torch.tensor(seen.keys.length, dtype=torch.int32)
-            padding = KeyPadding(length=length, host=seen.keys.length)
         scale = seen.scale or seen.q.shape[-1] ** -0.5
-        found.append(Query(seen.q.clone(), seen.k.clone(), layout, seen.site, scale, padding))
+        found.append(Query(seen.q.clone(), seen.k.clone(), layout, seen.site, scale, seen.padding))
 
-    handle = jali.apply_sparse_attention(pipe, Unplanned())
+    handle = jali.apply_sparse_attention(pipe, FastestDense())
     handle.run.watch = watch
     try:
         pipe(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from jali.integration.run import Run
-from jali.integration.scene import Seen
 from jali.integration.stats import CallRow, Stats
+from jali.integration.transformer import AttentionCall
 from jali.methods import Method
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
@@ -37,7 +37,7 @@ class PlanRecorder:
     found: dict[int, tuple[Site, TokenGrid, BlockPlan]] = field(default_factory=dict)
     _asked: dict[tuple[int, int, int], tuple[int, frozenset[int]]] = field(default_factory=dict)
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: AttentionCall) -> None:
         if self.check is not None and isinstance(seen.grid, TokenGrid):
             self.check(seen.grid)
             self.check = None
@@ -86,8 +86,8 @@ def video_of(grid: TokenGrid) -> Box | None:
 
 
 def record_text(run: Run, stats: Stats, plans: Sequence[dict[str, Any]]) -> str:
-    stage = run.stages[0]
-    box = stage.scene.boxes[0] if stage.scene is not None and stage.scene.boxes else None
+    call = run.transformers[0].call
+    box = call.boxes[0] if call is not None and call.boxes else None
     rows = stats.rows
     return json.dumps(
         {

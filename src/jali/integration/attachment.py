@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,9 @@ from jali.integration import operator, parallel
 from jali.integration.clock import ContextHook, listen, stop_listening
 from jali.integration.families import family_of
 from jali.integration.geometry import patch_of
-from jali.integration.processor import SparseProcessor, carry_over, sparse
+from jali.integration.processor import SparseProcessor, carry_over, make_sparse
 from jali.integration.run import Run
-from jali.integration.scene import Stage, picked, weights_of
+from jali.integration.transformer import RunTransformer, count_weights
 
 
 @dataclass(eq=False)
@@ -25,7 +26,6 @@ class Attachment:
     """Everything that was changed in one transformer."""
 
     module: nn.Module
-    stage: Stage
     processors: list[tuple[Any, SparseProcessor]] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
     listening: bool = False
@@ -48,8 +48,8 @@ def unwrapped(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
-def self_attentions(module: nn.Module) -> list[tuple[str, Any]]:
-    """(name, module) of the self-attentions, in order. Refuses what cannot be made sparse."""
+def self_attentions(module: nn.Module) -> list[Any]:
+    """The self-attentions, in order of execution. Refuses what cannot be made sparse."""
     family = family_of(module)
     found = [(n, m) for n, m in module.named_modules() if re.search(family.layers, n)]
     if not found:
@@ -75,45 +75,52 @@ def self_attentions(module: nn.Module) -> list[tuple[str, Any]]:
                 f"diffusers' attention dispatcher, so jali cannot reach its attention; restore "
                 f"the stock processor first"
             )
-    return found
+    return [attn for _, attn in found]
 
 
-def attach(module: nn.Module, name: str, run: Run) -> Attachment:
-    """Make the self-attentions of a transformer part of a run."""
+def user_backend(layers: Sequence[Any]) -> Any:
+    """The attention backend of diffusers that the user has set on a model, if any."""
+    for attn in layers:
+        backend = getattr(attn.processor, "_attention_backend", None)
+        if backend is not None and getattr(backend, "value", backend) != "jali":
+            return backend
+    return None
+
+
+def attach(module: nn.Module, name: str, layers: Sequence[Any], run: Run) -> Attachment:
+    """Make a transformer part of a run: `layers` are its self-attentions, in order."""
     family = family_of(module)
-    layers = self_attentions(module)
-    stage = Stage(
+    here = RunTransformer(
         name=name,
-        index=len(run.stages),
+        index=len(run.transformers),
         family=family,
         patch=patch_of(module.config),
         parameters=tuple(inspect.signature(type(module).forward).parameters)[1:],
         layers=len(layers),
-        weights=weights_of(module),
+        weights=count_weights(module),
         hook=ContextHook(run.finish),
         module=weakref.ref(module),
     )
-    made = Attachment(module, stage)
+    made = Attachment(module)
     try:
-        run.stages.append(stage)
-        for layer, (_, attn) in enumerate(layers):
-            run.places.append((stage.index, layer))
+        run.transformers.append(here)
+        for layer, attn in enumerate(layers):
+            run.layers.append((here.index, layer))
             # A processor with weights of its own (an IP-Adapter) stays as it is, dense.
             if isinstance(attn.processor, nn.Module):
                 kind = type(attn.processor).__name__
                 run.left_out.append(f"{name} layer {layer}: {kind} has weights and stays dense")
                 continue
-            ours = sparse(
-                attn.processor, run, run.number, len(run.places) - 1, family.attention_call
-            )
+            index = len(run.layers) - 1
+            ours = make_sparse(attn.processor, run, run.number, index, family.attention_call)
             made.processors.append((attn, ours))
             _put(attn, ours)
-        made.new_registry = listen(module, stage.hook)
+        made.new_registry = listen(module, here.hook)
         made.listening = True
         made.handles.append(
-            module.register_forward_pre_hook(_before(run, stage), with_kwargs=True, prepend=True)
+            module.register_forward_pre_hook(_before(run, here), with_kwargs=True, prepend=True)
         )
-        made.handles.append(module.register_forward_hook(_after(run, stage)))
+        made.handles.append(module.register_forward_hook(_after(run, here)))
     except BaseException:
         made.detach()
         raise
@@ -125,12 +132,12 @@ def _put(attn: Any, processor: Any) -> None:
     attn.processor = processor
 
 
-def _before(run: Run, stage: Stage) -> Any:
-    index, number = stage.index, run.number
+def _before(run: Run, here: RunTransformer) -> Any:
+    index, number = here.index, run.number
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
-        given = picked(stage, args, kwargs)
-        numbers, tensors = stage.family.geometry.pick(given, stage.patch)
+        given = here.arguments(args, kwargs)
+        numbers, tensors = here.family.geometry.pick(given, here.patch)
         timestep = given.get("timestep")
         if not torch.compiler.is_compiling():
             run.begin(index, timestep, numbers, tensors)
@@ -144,9 +151,9 @@ def _before(run: Run, stage: Stage) -> Any:
     return before
 
 
-def _after(run: Run, stage: Stage) -> Any:
+def _after(run: Run, here: RunTransformer) -> Any:
     def after(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
         if not torch.compiler.is_compiling():
-            run.end(stage.index, output)
+            run.end(here.index, output)
 
     return after

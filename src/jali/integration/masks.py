@@ -7,54 +7,50 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jali.tokens.padding import KeyPadding
+
 
 @dataclass(frozen=True, eq=False)
-class Keys:
-    """The real keys of a call. At most one of `length`, `mask`, `problem` is set."""
+class MaskReading:
+    """The padding that a mask of this `shape` stands for, or the `problem` why no plan can keep
+    it. Neither where every key is real."""
 
-    length: tuple[int, ...] | None = None
-    mask: Tensor | None = None
+    padding: KeyPadding | None = None
     problem: str | None = None
-    source: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
 
-    def fits(self, mask: Tensor | None) -> bool:
-        """Whether this was read from such a mask: the layers of one call share theirs."""
-        return self.source == (None if mask is None else tuple(mask.shape))
-
-    def moved(self, order: Tensor | None, tokens: int) -> Keys:
-        """The same keys in another order: a prefix is none there."""
-        if order is None or (self.length is None and self.mask is None):
-            return self
-        mask = self.mask
-        if mask is None:
-            length = torch.tensor(self.length, device=order.device)
-            mask = torch.arange(tokens, device=order.device) < length[:, None]
-        return Keys(mask=mask.index_select(1, order))
-
-    def cut(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Keys]:
-        """Dense attention over equal prefixes needs no mask: k and v [B, H, S, D] are cut."""
-        if self.length is None or len(set(self.length)) != 1:
-            return k, v, self
-        n = self.length[0]
-        return k[:, :, :n], v[:, :, :n], Keys()
+    def is_of(self, mask: Tensor | None) -> bool:
+        """Whether this was read from such a mask: the layers of a transformer call share theirs."""
+        return self.shape == (None if mask is None else tuple(mask.shape))
 
 
-def read_mask(mask: Tensor | None) -> Keys:
+def read_mask(mask: Tensor | None) -> MaskReading:
     """A bool key mask [B, S] or [B, 1, 1, S]. Waits for the device, once a transformer call."""
     if mask is None:
-        return Keys()
-    source = tuple(mask.shape)
+        return MaskReading()
+    shape = tuple(mask.shape)
     if mask.dtype != torch.bool:
-        return Keys(problem=f"a mask {list(source)} that is added to the scores", source=source)
+        problem = f"a mask {list(shape)} that is added to the scores"
+        return MaskReading(problem=problem, shape=shape)
     if mask.dim() == 4 and mask.shape[1:3] == (1, 1):
         mask = mask[:, 0, 0]
     if mask.dim() != 2:
-        return Keys(problem=f"a mask {list(source)} of pairs of tokens", source=source)
+        return MaskReading(problem=f"a mask {list(shape)} of pairs of tokens", shape=shape)
     length = mask.sum(-1)
     prefix = torch.arange(mask.shape[1], device=mask.device) < length[:, None]
-    facts = torch.cat([(prefix == mask).all()[None].to(length), length]).tolist()
-    if facts[0] == 0:
-        return Keys(mask=mask.clone(), source=source)  # kept while the model's memory moves on
-    if all(n == mask.shape[1] for n in facts[1:]):
-        return Keys(source=source)
-    return Keys(length=tuple(facts[1:]), source=source)
+    is_prefix, *lengths = torch.cat([(prefix == mask).all()[None].to(length), length]).tolist()
+    if not is_prefix:  # a copy: the model's memory moves on
+        return MaskReading(KeyPadding(mask=mask.clone()), shape=shape)
+    if all(n == mask.shape[1] for n in lengths):
+        return MaskReading(shape=shape)
+    return MaskReading(KeyPadding.of_lengths(tuple(lengths), mask.device), shape=shape)
+
+
+def without_padding(
+    k: Tensor, v: Tensor, padding: KeyPadding | None
+) -> tuple[Tensor, Tensor, KeyPadding | None]:
+    """Dense attention over equal prefixes needs no mask: k and v [B, H, S, D] are cut."""
+    if padding is None or padding.host is None or len(set(padding.host)) != 1:
+        return k, v, padding
+    n = padding.host[0]
+    return k[:, :, :n], v[:, :, :n], None

@@ -12,7 +12,13 @@ from typing import Any
 from torch import nn
 
 from jali.backends import check_name
-from jali.integration.attachment import Attachment, attach, self_attentions, unwrapped
+from jali.integration.attachment import (
+    Attachment,
+    attach,
+    self_attentions,
+    unwrapped,
+    user_backend,
+)
 from jali.integration.clock import Clock
 from jali.integration.config import BUDGET, WARMUP
 from jali.integration.models.preset import check_preset, preset_for
@@ -92,7 +98,7 @@ def apply_sparse_attention(
     is none of the registry's.
     """
     _check(backend, steps, when, finite, unknown_masks)
-    pipe, transformers = _transformers(target)
+    pipe, transformers = transformers_of(target)
     asked = _resolved(method, model, pipe, transformers)
     chosen = chosen_method(asked, mean_budget, warmup_frac, dense_first_layer, model, options)
     preset = asked if isinstance(asked, Preset) else None
@@ -103,15 +109,14 @@ def apply_sparse_attention(
             "a bare transformer does not say how many steps there will be: give steps=, or "
             "warmup_frac=0 (or a count, as in warmup_frac=5)"
         )
-    for _, module in transformers:  # every refusal before the first change
-        self_attentions(module)
+    layers = [self_attentions(module) for _, module in transformers]  # refused before any change
     clock = Clock(None if pipe is None else weakref.ref(pipe), steps)
     run = Run(chosen, backend, when, finite, clock, preset=preset, unknown_masks=unknown_masks)
     handle = Handle(run, [])
     try:
-        for name, module in transformers:
-            run.dense_choice = run.dense_choice or _user_backend(module)
-            handle._attachments.append(attach(module, name, run))
+        for (name, module), found in zip(transformers, layers, strict=True):
+            run.dense_backend = run.dense_backend or user_backend(found)
+            handle._attachments.append(attach(module, name, found, run))
     except BaseException:
         handle.remove()
         raise
@@ -216,7 +221,7 @@ def chosen_method(
         method = method.with_budget(budget)
     if isinstance(method, Dense):
         return method
-    return _scheduled(method, warmup, first_layer)
+    return with_schedule(method, warmup, first_layer)
 
 
 def _check_warmup(warmup: Any) -> None:
@@ -226,7 +231,7 @@ def _check_warmup(warmup: Any) -> None:
         raise ValueError(f"warmup_frac is a share in [0, 1] or a count of steps, got {warmup!r}")
 
 
-def _scheduled(method: Method, warmup: float | int | None, first_layer: bool | None) -> Method:
+def with_schedule(method: Method, warmup: float | int | None, first_layer: bool | None) -> Method:
     """What is given explicitly wins over the method's own schedule."""
     if warmup is None and first_layer is None:
         return method
@@ -267,7 +272,7 @@ def _preset(asked: Any, model: str | None) -> Method:
     return method
 
 
-def _transformers(target: Any) -> tuple[Any, list[tuple[str, nn.Module]]]:
+def transformers_of(target: Any) -> tuple[Any, list[tuple[str, nn.Module]]]:
     """(pipeline or None, its transformers by name): both experts where there are two."""
     if isinstance(target, nn.Module):
         return None, [("transformer", unwrapped(target))]
@@ -293,12 +298,3 @@ def _needs_steps(method: Method) -> bool:
         or bool(method.budgets)
         or _needs_steps(method.inner)
     )
-
-
-def _user_backend(module: nn.Module) -> Any:
-    """The attention backend that the user has set on the model, if any."""
-    for _, attn in self_attentions(module):
-        backend = getattr(attn.processor, "_attention_backend", None)
-        if backend is not None and getattr(backend, "value", backend) != "jali":
-            return backend
-    return None

@@ -21,8 +21,8 @@ _runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def enter(run: Run) -> Tensor:
-    """A number for the run, as a 0-d CPU tensor."""
+def number_of(run: Run) -> Tensor:
+    """A number by which operators find the run while it lives, as a 0-d CPU tensor."""
     number = next(_numbers)
     _runs[number] = run
     return torch.tensor(number)
@@ -41,28 +41,13 @@ def _run(number: Tensor) -> Run:
 # model calls this once for every layer.
 _library = torch.library.Library("jali", "FRAGMENT")
 _library.define(
-    "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, Tensor run, Tensor place, "
+    "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, Tensor run, Tensor index, "
     "int ranks, int rank) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
-_operator = torch.ops.jali.attend.default
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    run: Tensor,
-    place: Tensor,
-    ranks: int,
-    rank: int,
-) -> Tensor:
-    """q, k, v [B, S, H, D] -> like q. `place` counts the self-attentions of the run; with several
-    `ranks`, this one (`rank`) has its share of the heads and the whole sequence."""
-    out: Tensor = _operator(q, k, v, mask, scale, run, place, ranks, rank)
-    return out
+attend = torch.ops.jali.attend.default
+"""q, k, v [B, S, H, D] -> like q. `index` counts the self-attentions of the run; with several
+`ranks`, this one (`rank`) has its share of the heads and the whole sequence."""
 
 
 def _attend(
@@ -72,11 +57,11 @@ def _attend(
     mask: Tensor | None,
     scale: float | None,
     run: Tensor,
-    place: Tensor,
+    index: Tensor,
     ranks: int,
     rank: int,
 ) -> Tensor:
-    out = _run(run).attend(int(place), q, k, v, mask, scale, ranks, rank)
+    out = _run(run).attend(int(index), q, k, v, mask, scale, ranks, rank)
     out = out.contiguous()
     # An operator may not hand back its input (a stock attention of one key can).
     return out.clone() if out.data_ptr() == v.data_ptr() else out
@@ -87,24 +72,23 @@ class _NoBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:  # noqa: ARG004
-        return _below_autograd(*given)
+        with torch._C._AutoDispatchBelowAutograd():
+            out: Tensor = attend(*given)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # noqa: ARG004
         raise RuntimeError("jali only does inference: sparse attention has no backward pass")
 
 
-def _below_autograd(*given: Any) -> Tensor:
-    with torch._C._AutoDispatchBelowAutograd():
-        out: Tensor = _operator(*given)
-    return out
-
-
 def _autograd(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
+    out: Tensor
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        found: Tensor = _NoBackward.apply(q, k, v, *more)  # type: ignore[no-untyped-call]
-        return found
-    return _below_autograd(q, k, v, *more)
+        out = _NoBackward.apply(q, k, v, *more)  # type: ignore[no-untyped-call]
+        return out
+    with torch._C._AutoDispatchBelowAutograd():
+        out = attend(q, k, v, *more)
+    return out
 
 
 def _shape(q: Tensor, *_: Any) -> Tensor:
@@ -118,11 +102,11 @@ torch.library.register_fake("jali::attend", _shape, lib=_library)
 
 @torch.library.custom_op("jali::observe", mutates_args=())
 def observe(
-    timestep: Tensor, run: Tensor, stage: int, numbers: list[int], tensors: list[Tensor]
+    timestep: Tensor, run: Tensor, transformer: int, numbers: list[int], tensors: list[Tensor]
 ) -> Tensor:
-    """Tell the run that transformer `stage` begins a call. Returns the timestep, so that a graph
+    """Tell the run that this transformer of it begins a call. Returns the timestep, so that a graph
     cannot drop the call, nor attend before it."""
-    _run(run).begin(stage, timestep, numbers, tensors)
+    _run(run).begin(transformer, timestep, numbers, tensors)
     return timestep.clone()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -12,12 +12,10 @@ from torch import Tensor
 
 from jali.integration import operator
 from jali.integration.families import Family
-from jali.methods import Entropy, Method, Query, Schedule
+from jali.methods import Entropy, Method, Schedule
 from jali.planning.budget import entropy_of, share_blocks
-from jali.planning.plan import BlockPlan
-from jali.planning.scoring import sampled_scores
-from jali.planning.selection import keep_top
 from jali.tokens.grid import Text, TokenGrid
+from jali.tokens.layout import BlockLayout
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def check(config: Any) -> None:
 
 def ulysses(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, run: Tensor,
-    place: Tensor, config: Any,
+    index: Tensor, config: Any,
 ) -> Tensor:  # fmt: skip
     """Every rank's part of q, k, v [B, S / ranks, H, D] -> its part of the result."""
     from diffusers.models.attention_dispatch import _templated_context_parallel_attention
@@ -79,7 +77,7 @@ def ulysses(
 
     def forward(*args: Any, **_: Any) -> Tensor:
         q, k, v, mask = args[1:5]  # the first is autograd's context; what follows is fixed here
-        return operator.attend(q, k, v, mask, scale, run, place, ranks, rank)
+        return operator.attend(q, k, v, mask, scale, run, index, ranks, rank)
 
     out: Tensor = _templated_context_parallel_attention(
         q, k, v, mask, 0.0, False, scale, False, False,
@@ -117,23 +115,17 @@ def _joint_order(
 class EntropyAcrossRanks(Entropy):
     """Entropy that shares its budget among the heads of all ranks, as one rank would."""
 
-    ranks: Ranks | None = None
+    ranks: Ranks | None = field(default=None, kw_only=True)
 
-    def plan(self, query: Query) -> BlockPlan:
-        layout = query.layout
-        scores = sampled_scores(
-            query.q, query.k, layout, query.scale, self._samples(query), query.padding, query.causal
-        )
-        entropy = entropy_of(scores, layout.counted_rows).contiguous()
+    def keep(self, scores: Tensor, layout: BlockLayout) -> Tensor:
         ranks = self.ranks
         assert ranks is not None
+        entropy = entropy_of(scores, layout.counted_rows).contiguous()
         parts = [torch.empty_like(entropy) for _ in range(ranks.count)]
         dist.all_gather(parts, entropy, group=ranks.group)
         keep = share_blocks(torch.cat(parts, dim=1), self.budget, layout.N, self.sharpness)
         heads = entropy.shape[1]
-        keep = keep[:, ranks.rank * heads : (ranks.rank + 1) * heads]
-        rows = layout.text_rows if layout.has_text_rows else None
-        return keep_top(scores, keep[..., None, None], layout, layout.forced, rows, query.causal)
+        return keep[:, ranks.rank * heads : (ranks.rank + 1) * heads]
 
 
 def across_ranks(method: Method, ranks: Ranks) -> Method:

@@ -17,18 +17,18 @@ from jali.integration.backend_name import add_backend_name
 RUN_BACKEND = "_jali_run"  # the underscore marks it private, as in diffusers
 
 
-class Here(threading.local):
+class Caller(threading.local):
     """The processor that is calling. Only ever overwritten before it is read, so that a compiled
     graph has no old value to guard."""
 
     run: Tensor
-    place: Tensor
+    index: Tensor
 
 
-HERE = Here()
+CALLER = Caller()
 
 
-def attend_here(
+def attend_for_caller(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -45,9 +45,9 @@ def attend_here(
         raise ValueError("jali's processors take no dropout, causality, grouped heads or lse")
     if _parallel_config is not None and _parallel_config.context_parallel_config is not None:
         return parallel.ulysses(
-            query, key, value, attn_mask, scale, HERE.run, HERE.place, _parallel_config
+            query, key, value, attn_mask, scale, CALLER.run, CALLER.index, _parallel_config
         )
-    return operator.attend(query, key, value, attn_mask, scale, HERE.run, HERE.place, 1, 0)
+    return operator.attend(query, key, value, attn_mask, scale, CALLER.run, CALLER.index, 1, 0)
 
 
 class SparseProcessor:
@@ -56,16 +56,18 @@ class SparseProcessor:
     jali_stock: Any
     jali_owner: Any
     jali_run: Tensor
-    jali_place: Tensor
+    jali_index: Tensor
 
 
-def sparse(stock: Any, owner: Any, run: Tensor, place: int, attention_call: str) -> SparseProcessor:
+def make_sparse(
+    stock: Any, owner: Any, run: Tensor, index: int, attention_call: str
+) -> SparseProcessor:
     """A processor like `stock`, whose attention belongs to a run."""
     kind: Any = type(stock)
     made = _class(kind, attention_call)()
     made.__dict__.update({n: x for n, x in vars(stock).items() if n != "_attention_backend"})
     made.jali_stock, made.jali_owner = stock, owner
-    made.jali_run, made.jali_place = run, torch.tensor(place)
+    made.jali_run, made.jali_index = run, torch.tensor(index)
     return made
 
 
@@ -75,8 +77,8 @@ def carry_over(ours: Any) -> Any:
     for name, value in vars(ours).items():
         if not name.startswith("jali_") and vars(stock).get(name, None) is not value:
             setattr(stock, name, value)
-    if ours.jali_owner.chosen and hasattr(stock, "_attention_backend"):
-        stock._attention_backend = ours.jali_owner.dense_choice
+    if ours.jali_owner.dense_backend_chosen and hasattr(stock, "_attention_backend"):
+        stock._attention_backend = ours.jali_owner.dense_backend
     return stock
 
 
@@ -91,7 +93,7 @@ def _class(base: type, attention_call: str) -> type:
     # The signature must stay: models drop arguments that it does not name.
     body["__call__"] = functools.wraps(base.__call__)(call)
     if hasattr(base, "_attention_backend"):
-        member = add_backend_name(RUN_BACKEND, attend_here, context_parallel=True)
+        member = add_backend_name(RUN_BACKEND, attend_for_caller, context_parallel=True)
         body["_attention_backend"] = property(lambda self: member, _set_dense)  # noqa: ARG005
     return type(f"Sparse{base.__name__}", (SparseProcessor, base), body)
 
@@ -102,14 +104,14 @@ def _made_elsewhere(self: Any) -> None:
 
 def _set_dense(self: Any, backend: Any) -> None:
     """`set_attention_backend` under a run chooses who does its dense calls."""
-    self.jali_owner.choose_dense(backend)
+    self.jali_owner.choose_dense_backend(backend)
 
 
 def _through_dispatcher(base: Any) -> Any:
     stock_call = base.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        HERE.run, HERE.place = self.jali_run, self.jali_place
+        CALLER.run, CALLER.index = self.jali_run, self.jali_index
         return stock_call(self, *args, **kwargs)
 
     return call
@@ -145,7 +147,7 @@ def _cogvideox(
         query[:, :, text:] = apply_rotary_emb(query[:, :, text:], image_rotary_emb)
         key[:, :, text:] = apply_rotary_emb(key[:, :, text:], image_rotary_emb)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    out = operator.attend(query, key, value, None, None, self.jali_run, self.jali_place, 1, 0)
+    out = operator.attend(query, key, value, None, None, self.jali_run, self.jali_index, 1, 0)
     out = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
     return out[:, text:], out[:, :text]
 
@@ -185,7 +187,7 @@ def _hunyuan15(
         front = query.shape[1] - attention_mask.shape[1]
         attention_mask = F.pad(attention_mask, (front, 0), value=True).bool()
     out = operator.attend(
-        query, key, value, attention_mask, None, self.jali_run, self.jali_place, 1, 0
+        query, key, value, attention_mask, None, self.jali_run, self.jali_index, 1, 0
     )
     out = out.flatten(2, 3).to(query.dtype)
     if encoder_hidden_states is None:

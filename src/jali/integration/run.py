@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jali import checks
-from jali.attend import attend as attend_to_plan
-from jali.attend import follow, way_of
+from jali.attend import PreparedCall, attend_densely, prepare
 from jali.backends import Task, choose
+from jali.checks import check_call
 from jali.integration import forecast, stock
 from jali.integration.clock import Clock
-from jali.integration.masks import Keys, read_mask
-from jali.integration.operator import enter
+from jali.integration.masks import MaskReading, read_mask, without_padding
+from jali.integration.operator import number_of
 from jali.integration.parallel import (
     Ranks,
     across_ranks,
@@ -25,10 +24,10 @@ from jali.integration.parallel import (
     tensor_ranks,
     ulysses_ranks,
 )
-from jali.integration.scene import Course, Scene, Seen, Stage
 from jali.integration.stats import CallRecord, CallWork, Stats, first_not_finite, read_records
 from jali.integration.stopwatch import Stopwatch, now
-from jali.methods import Dense, Entropy, Method, Schedule
+from jali.integration.transformer import AttentionCall, RunTransformer, TransformerCall
+from jali.methods import Dense, FastestDense, Method
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
 from jali.presets import Preset
@@ -37,8 +36,7 @@ from jali.tokens.heads import heads_first, heads_last
 
 log = logging.getLogger("jali")
 
-# A method that is never active: its dense calls take the fastest kernel, as a sparse run's should.
-NEVER = Schedule(Entropy(), min_tokens=2**62)
+FASTEST = FastestDense()
 
 
 @dataclass(eq=False)
@@ -52,17 +50,17 @@ class Run:
     when: str
     finite: str
     clock: Clock
-    stages: list[Stage] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    transformers: list[RunTransformer] = field(default_factory=list)
+    layers: list[tuple[int, int]] = field(default_factory=list)  # (transformer, layer) of each
     left_out: list[str] = field(default_factory=list)
-    dense_choice: Any = None
-    chosen: bool = False
-    watch: Callable[[Seen], None] | None = None  # shown every call that goes through `attend`
+    dense_backend: Any = None  # diffusers' own, where the user has set one
+    dense_backend_chosen: bool = False  # while the run was on
+    watch: Callable[[AttentionCall], None] | None = None  # shown every call that is not stock
     preset: Preset | None = None  # its statements about the grid are checked against every call
     unknown_masks: str = "raise"
 
     def __post_init__(self) -> None:
-        self.number = enter(self)
+        self.number = number_of(self)
         self.records: list[CallRecord] = []
         self._ended = False
         self._told: set[str] = set()
@@ -71,47 +69,47 @@ class Run:
         self._shape: tuple[Any, ...] | None = None
         self._times = Stopwatch()
 
-    def choose_dense(self, backend: Any) -> None:
+    def choose_dense_backend(self, backend: Any) -> None:
         """The user names a diffusers backend while the run is on: it does the dense calls."""
-        self.dense_choice, self.chosen = backend, True
+        self.dense_backend, self.dense_backend_chosen = backend, True
 
     # One transformer call
 
     def begin(
-        self, stage: int, timestep: Tensor | float | None, numbers: Sequence[int],
+        self, index: int, timestep: Tensor | float | None, numbers: Sequence[int],
         tensors: Sequence[Tensor],
     ) -> None:  # fmt: skip
         """A transformer call begins."""
-        here = self.stages[stage]
+        here = self.transformers[index]
         if self._ended:
             self._restart()
-        before = None if here.scene is None else here.scene.moment.step
+        before = None if here.call is None else here.call.moment.step
         moment = self.clock.tick(timestep, here.hook.context, here.family.branches)
-        again = moment.step == 0 and moment.branch in here.opened
+        again = moment.step == 0 and moment.branch in here.branches_begun
         if again or (before is not None and moment.step < before):
             self._restart()  # an interrupted run, or one without a pipeline, begins again
         if moment.step == 0:
-            here.opened.add(moment.branch)
+            here.branches_begun.add(moment.branch)
         boxes = here.family.geometry.boxes(numbers, tensors)
-        here.scene = Scene(moment, boxes, tensor_ranks(here.module()))
-        here.scene.started = now(timestep)
+        here.call = TransformerCall(moment, boxes, tensor_ranks(here.module()))
+        here.call.started = now(timestep)
 
-    def end(self, stage: int, output: Any) -> None:
+    def end(self, index: int, output: Any) -> None:
         """A transformer call is over."""
-        here = self.stages[stage]
-        scene = here.scene
-        if scene is None:
+        here = self.transformers[index]
+        call = here.call
+        if call is None:
             return
-        if scene.calls == 0:
+        if call.attentions == 0:
             self._tell(
                 "no self-attention of this transformer came by: its processors were replaced after "
                 "sparse attention was applied (fuse projections first, or apply again)"
             )
         out = output[0] if isinstance(output, tuple) else getattr(output, "sample", output)
         if isinstance(out, Tensor):
-            self._times.add(scene.sparse, scene.started, now(out))
+            self._times.add(call.sparse, call.started, now(out))
             if self.finite != "off":
-                moment = scene.moment
+                moment = call.moment
                 total = out.detach().sum(dtype=torch.float32)
                 self.records.append(
                     CallRecord(here.name, -1, moment.step, moment.branch, 0, "", "", None, total)
@@ -144,135 +142,135 @@ class Run:
         self.records = []
         self._ended = False
         self._times = Stopwatch()
-        for stage in self.stages:
-            stage.scene = None
-            stage.opened.clear()
+        for transformer in self.transformers:
+            transformer.call = None
+            transformer.branches_begun.clear()
 
     # One attention call
 
     def attend(
-        self, place: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        self, index: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
         scale: float | None, ranks: int, rank: int,
     ) -> Tensor:  # fmt: skip
-        """[B, S, H, D] -> like q."""
-        index, layer = self.places[place]
-        stage = self.stages[index]
-        scene = stage.scene
-        if scene is None:
-            return stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
-        moment = scene.moment
-        scene.calls += 1
-        site = Site(moment.step, moment.steps, layer, stage.layers, moment.branch, stage.name)
-        if isinstance(self.method, Dense):
-            return self._attend_as_stock(stage, site, q, k, v, mask, scale, "method dense")
+        """The self-attention with this number among those of the run. [B, S, H, D] -> like q."""
+        number, layer = self.layers[index]
+        here = self.transformers[number]
+        call = here.call
+        if call is None:
+            return stock.attention(here.family, q, k, v, mask, scale, self.dense_backend)
+        call.attentions += 1
+        moment = call.moment
+        site = Site(moment.step, moment.steps, layer, here.layers, moment.branch, here.name)
+        if type(self.method) is Dense:
+            return self._attend_as_stock(here, site, q, k, v, mask, scale, "method dense")
         tokens = q.shape[1]
-        grid = scene.grids.get(tokens) or self._grid(stage, scene, tokens)
-        keys = scene.keys
-        if keys is None or not keys.fits(mask):
-            keys = self._keys(stage, scene, mask)
+        grid = call.grids.get(tokens) or self._grid(here, call, tokens)
+        reading = call.mask
+        if reading is None or not reading.is_of(mask):
+            reading = self._read_mask(here, call, mask)
         why: str | None
         if tokens != k.shape[1]:
             why = "not self-attention"
-        elif (why := keys.problem or self.method.why_dense(site, tokens)) is None:
-            course = self._course(stage, scene, site, grid, keys, q, k, v, scale, ranks, rank)
-            if isinstance(course, Course):
-                return self._attend_sparsely(stage, scene, site, course, q, k, v, scale)
-            why = course
-        if keys.problem or self.dense_choice is not None:
-            return self._attend_as_stock(stage, site, q, k, v, mask, scale, why)
-        return self._attend_densely(stage, site, grid, keys, q, k, v, scale, why)
-
-    def _attend_sparsely(
-        self, stage: Stage, scene: Scene, site: Site, course: Course,
-        q: Tensor, k: Tensor, v: Tensor, scale: float | None,
-    ) -> Tensor:  # fmt: skip
-        order = course.order
-        if order is not None:
-            q, k, v = (x.index_select(1, order) for x in (q, k, v))
-        q, k, v = heads_first(q), heads_first(k), heads_first(v)
-        result = follow(course.way, q, k, v, site)
-        if self.watch is not None:
-            self.watch(Seen(stage.name, site, course.grid, q, k, v, course.keys, scale, result))
-        scene.sparse = True
-        out = heads_last(result.out)
-        self._record(stage, site, out, result.backend, None, result.executed)
-        return out if order is None else out.index_select(1, order.argsort())
+        elif (why := reading.problem or self.method.why_dense(site, tokens)) is None:
+            prepared = self._prepare(here, call, site, grid, q, k, v, scale, ranks, rank)
+            if isinstance(prepared, PreparedCall):
+                order = None
+                if ranks > 1:
+                    order = joint_order(here.family, prepared.call.q_grid, ranks, q.device)
+                if order is not None:
+                    q, k, v = (x.index_select(1, order) for x in (q, k, v))
+                q, k, v = heads_first(q), heads_first(k), heads_first(v)
+                result = prepared.run(q, k, v, site)
+                if self.watch is not None:
+                    seen = prepared.call.q_grid, q, k, v, prepared.call.padding, scale, result
+                    self.watch(AttentionCall(here.name, site, *seen))
+                call.sparse = True
+                out = heads_last(result.out)
+                self._record(here, site, out, result.backend, None, result.executed)
+                return out if order is None else out.index_select(1, order.argsort())
+            why = prepared
+        if reading.problem or self.dense_backend is not None:
+            return self._attend_as_stock(here, site, q, k, v, mask, scale, why)
+        return self._attend_densely(here, site, grid, reading, q, k, v, scale, why)
 
     def _attend_densely(
-        self, stage: Stage, site: Site, grid: TokenGrid | str, keys: Keys,
+        self, here: RunTransformer, site: Site, grid: TokenGrid | str, reading: MaskReading,
         q: Tensor, k: Tensor, v: Tensor, scale: float | None, why: str,
     ) -> Tensor:  # fmt: skip
         q, k, v = heads_first(q), heads_first(k), heads_first(v)
-        some_k, some_v, some = keys.cut(k, v)
-        result = attend_to_plan(
-            q, some_k, some_v, method=NEVER, grid=None if isinstance(grid, str) else grid,
-            site=site, scale=scale, key_length=some.length, key_mask=some.mask,
-        )  # fmt: skip
+        real_k, real_v, padding = without_padding(k, v, reading.padding)
+        known = None if isinstance(grid, str) else grid
+        call = check_call(q, real_k, real_v, FASTEST, known, scale=scale, padding=padding)
+        result = attend_densely(q, real_k, real_v, call)
         if self.watch is not None:
-            self.watch(Seen(stage.name, site, grid, q, k, v, keys, scale, result))
+            seen = grid, q, k, v, reading.padding, scale, result
+            self.watch(AttentionCall(here.name, site, *seen))
         out = heads_last(result.out)
-        self._record(stage, site, out, result.backend, why)
+        self._record(here, site, out, result.backend, why)
         return out
 
     def _attend_as_stock(
-        self, stage: Stage, site: Site, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
-        scale: float | None, why: str,
+        self, here: RunTransformer, site: Site, q: Tensor, k: Tensor, v: Tensor,
+        mask: Tensor | None, scale: float | None, why: str,
     ) -> Tensor:  # fmt: skip
-        out = stock.attention(stage.family, q, k, v, mask, scale, self.dense_choice)
-        self._record(stage, site, out, "stock", why)
+        out = stock.attention(here.family, q, k, v, mask, scale, self.dense_backend)
+        self._record(here, site, out, "stock", why)
         return out
 
-    # What the calls of a scene have in common, found when the first of them asks
+    # What the attention calls of a transformer call share, found when the first of them asks
 
-    def _grid(self, stage: Stage, scene: Scene, tokens: int) -> TokenGrid | str:
-        grid = scene.grids[tokens] = stage.family.grid(scene.boxes, tokens)
+    def _grid(self, here: RunTransformer, call: TransformerCall, tokens: int) -> TokenGrid | str:
+        grid = call.grids[tokens] = here.family.grid(call.boxes, tokens)
         if self.preset is not None and isinstance(grid, TokenGrid):
             self.preset.check(grid)
         return grid
 
-    def _keys(self, stage: Stage, scene: Scene, mask: Tensor | None) -> Keys:
-        keys = scene.keys = read_mask(mask)
-        if keys.problem and self.unknown_masks == "raise":
+    def _read_mask(
+        self, here: RunTransformer, call: TransformerCall, mask: Tensor | None
+    ) -> MaskReading:
+        call.prepared.clear()  # it was prepared for other keys
+        reading = call.mask = read_mask(mask)
+        if reading.problem and self.unknown_masks == "raise":
             raise ValueError(
-                f"{stage.family.name} hands its attention {keys.problem}, which no plan can keep; "
-                f"leave out what needs that mask, or pass unknown_masks='dense' to compute such "
-                f"calls densely"
+                f"{here.family.name} hands its attention {reading.problem}, which no plan can "
+                f"keep; leave out what needs that mask, or pass unknown_masks='dense' to compute "
+                f"such calls densely"
             )
-        if keys.problem:
-            self._tell(keys.problem)
-        return keys
+        if reading.problem:
+            self._tell(reading.problem)
+        return reading
 
-    def _course(
-        self, stage: Stage, scene: Scene, site: Site, grid: TokenGrid | str, keys: Keys,
+    def _prepare(
+        self, here: RunTransformer, call: TransformerCall, site: Site, grid: TokenGrid | str,
         q: Tensor, k: Tensor, v: Tensor, scale: float | None, ranks: int, rank: int,
-    ) -> Course | str:  # fmt: skip
-        """How a call goes where the method is active, or why it is dense all the same."""
-        shape = q.shape, k.shape, v.shape, q.dtype, q.device
-        found = scene.courses.get(shape)
+    ) -> PreparedCall | str:  # fmt: skip
+        """A call where the method is active, or why it is dense all the same."""
+        shape = q.shape, k.shape, v.shape, q.dtype, q.device, scale
+        found = call.prepared.get(shape)
         if isinstance(found, str):
             return found
-        sharded = scene.sharded if ranks == 1 else ulysses_ranks(ranks, rank)
-        method = (self.method if sharded is None else self._across(sharded)).at(site)
-        if found is not None and found.fits(method, keys, scale):
+        sharing = call.ranks if ranks == 1 else ulysses_ranks(ranks, rank)
+        method = (self.method if sharing is None else self._across(sharing)).at(site)
+        if found is not None and found.method is method:
             return found
-        why = grid if isinstance(grid, str) else self._why_slower(q, stage)
+        why = grid if isinstance(grid, str) else self._why_slower(q, here)
         if why is not None:
-            scene.courses[shape] = self._tell(why)
+            call.prepared[shape] = self._tell(why)
             return why
         assert isinstance(grid, TokenGrid)
-        order = None if ranks == 1 else joint_order(stage.family, grid, ranks, q.device)
-        moved = keys.moved(order, k.shape[1])
-        call = checks.check(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), grid, None, None, scale,
-            moved.length, moved.mask, False, method,
-        )  # fmt: skip
-        way = way_of(call, method, self.backend, q.device)
-        course = scene.courses[shape] = Course(way, grid, keys, moved, scale, order)
-        return course
+        assert call.mask is not None
+        padding = call.mask.padding
+        order = None if ranks == 1 else joint_order(here.family, grid, ranks, q.device)
+        if padding is not None and order is not None:
+            padding = padding.reordered(order)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        checked = check_call(q, k, v, method, grid, scale=scale, padding=padding)
+        prepared = call.prepared[shape] = prepare(checked, method, self.backend)
+        return prepared
 
-    def _why_slower(self, q: Tensor, stage: Stage) -> str | None:
+    def _why_slower(self, q: Tensor, here: RunTransformer) -> str | None:
         """Why a sparse call stays dense, where it would be slower and nobody insists on it."""
-        faster = self._forecast(q, stage)
+        faster = self._forecast(q, here)
         if faster is None or faster >= 1:
             return None
         tokens = f"{q.shape[1]} tokens on {q.device.type}"
@@ -286,10 +284,10 @@ class Run:
             self._methods[ranks] = across_ranks(self.method, ranks)
         return self._methods[ranks]
 
-    def _forecast(self, q: Tensor, stage: Stage) -> float | None:
+    def _forecast(self, q: Tensor, here: RunTransformer) -> float | None:
         """Expected speed-up of a sparse call of this shape; None where nothing was measured."""
         B, S, H, D = q.shape
-        key = (stage.index, B, S, H, D, q.device)
+        key = (here.index, B, S, H, D, q.device)
         if key not in self._speedups:
             task = Task(q.device, q.dtype, D, H, H, S, S, self.method.ratios)
             self._speedups[key] = forecast.attention_speedup(
@@ -307,7 +305,7 @@ class Run:
         return what
 
     def _record(
-        self, stage: Stage, site: Site, out: Tensor, backend: str,
+        self, here: RunTransformer, site: Site, out: Tensor, backend: str,
         why: str | None, ran: BlockPlan | None = None,
     ) -> None:  # fmt: skip
         _, tokens, heads, _ = out.shape
@@ -315,7 +313,7 @@ class Run:
         total = None if self.finite == "off" else out.sum(dtype=torch.float32)
         self.records.append(
             CallRecord(
-                stage.name, site.layer, site.step, site.branch, tokens, backend, why, work, total,
+                here.name, site.layer, site.step, site.branch, tokens, backend, why, work, total,
                 heads,
             )
         )  # fmt: skip
@@ -325,13 +323,13 @@ class Run:
     @property
     def budget(self) -> float | None:
         """The share of the work that was asked for, where the method names one."""
-        return self.method.asked
+        return self.method.mean_budget
 
     def stats(self) -> Stats:
         """The latest generation. Waits for the device."""
         rows = read_records([r for r in self.records if r.layer >= 0])
         return Stats(
-            method=_name(self.method),
+            method=self.method.base.name,
             budget=self.budget,
             rows=rows,
             predicted=self._predicted(),
@@ -351,13 +349,9 @@ class Run:
         if not sparse or self._shape is None:
             return None
         index, B, S, H, D, device = self._shape
-        stage = self.stages[index]
+        here = self.transformers[index]
         return forecast.model_speedup(
             heads=H, head_dim=D, tokens=S, batch=B, cost=self.budget,
-            sparse_share=len(sparse) / len(calls), layers=stage.layers, weights=stage.weights,
+            sparse_share=len(sparse) / len(calls), layers=here.layers, weights=here.weights,
             device=device, backend=sparse[0].backend,
         )  # fmt: skip
-
-
-def _name(method: Method) -> str:
-    return _name(method.inner) if isinstance(method, Schedule) else method.name

@@ -12,9 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from jali.integration.attachment import self_attentions
 from jali.integration.config import BUDGET, WARMUP
-from jali.integration.modes import Handle, _scheduled, _transformers, sparse_processor_mode
+from jali.integration.modes import (
+    Handle,
+    sparse_processor_mode,
+    transformers_of,
+    with_schedule,
+)
 from jali.maskbook import MaskBook
 from jali.maskbook.cached import Cached
 from jali.maskbook.fingerprint import Fingerprint
@@ -67,16 +71,13 @@ def cached_processor_mode(
     """
     check_share("budget", budget)
     opened = book if isinstance(book, MaskBook) else MaskBook.open(book)
-    owner, transformers = _transformers(pipe)
+    owner, transformers = transformers_of(pipe)
     check_model(opened, dict(transformers), other_weights)
     levels = None if owner is None else _level_check(opened, weakref.ref(owner))
-    method = _scheduled(
+    method = with_schedule(
         Cached(opened, Budget(float(budget)), check=levels), warmup_frac, dense_first_layer
     )
-    for _, module in transformers:  # refused before anything is derived
-        self_attentions(module)
     try:
-        prepare(opened, float(budget), method, device_of(transformers[0][1]))
         with sparse_processor_mode(
             pipe,
             method=method,
@@ -85,6 +86,7 @@ def cached_processor_mode(
             when=when,
             finite=finite,
         ) as handle:
+            prepare(opened, float(budget), method, device_of(transformers[0][1]))
             yield handle
     finally:
         opened.close()
@@ -151,11 +153,6 @@ def _level_check(book: MaskBook, pipe: weakref.ReferenceType[Any]) -> Callable[[
         seen[:] = [timesteps]
 
     return check
-
-
-def transformers_of(pipe: Any) -> dict[str, nn.Module]:
-    """The transformers of a pipeline by name (or the one that is given)."""
-    return dict(_transformers(pipe)[1])
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,12 @@ class KeyPadding:
     length: Tensor | None = None
     mask: Tensor | None = None
     host: tuple[int, ...] | None = None
+
+    @classmethod
+    def of_lengths(cls, lengths: tuple[int, ...], device: torch.device) -> KeyPadding:
+        """Lengths that the host knows; copied to the device once and remembered, because every
+        copy from the host waits for all that is under way there."""
+        return _of_lengths(lengths, device)
 
     @property
     def kind(self) -> str:
@@ -46,3 +53,19 @@ class KeyPadding:
         if keys.index is None or (self.host and min(self.host) >= keys.fixed_from):
             return self
         return KeyPadding(mask=keys.arrange(self.valid(keys.tokens)))
+
+    def reordered(self, order: Tensor) -> KeyPadding:
+        """The same keys where slot i holds the one that was at `order[i]`, as a mask."""
+        return KeyPadding(mask=self.valid(len(order)).index_select(1, order))
+
+    def last_sample(self) -> KeyPadding:
+        """That of the last sample of a batch, in memory of its own."""
+        if self.mask is not None:
+            return KeyPadding(mask=self.mask[-1:].clone())
+        assert self.length is not None
+        return KeyPadding(length=self.length[-1:], host=self.host and self.host[-1:])
+
+
+@functools.lru_cache(maxsize=64)
+def _of_lengths(lengths: tuple[int, ...], device: torch.device) -> KeyPadding:
+    return KeyPadding(torch.tensor(lengths, dtype=torch.int32, device=device), host=lengths)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from jali.generation.produce import frames_of
 from jali.generation.settings import Settings
-from jali.integration.masks import Keys
 from jali.integration.modes import sparse_processor_mode
-from jali.integration.run import NEVER
-from jali.integration.scene import Seen
+from jali.integration.transformer import AttentionCall
+from jali.methods import FastestDense
 from jali.planning.site import Site
 from jali.tokens.grid import TokenGrid
+from jali.tokens.padding import KeyPadding
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Capture:
     q: Tensor
     k: Tensor
     v: Tensor
-    keys: Keys
+    padding: KeyPadding | None
     scale: float
 
 
@@ -54,7 +54,7 @@ def capture(
         raise ValueError(f"steps count from 0 to {total - 1}, got {', '.join(map(str, at))}")
     found: dict[tuple[int, int], Capture] = {}
 
-    def watch(seen: Seen) -> None:
+    def watch(seen: AttentionCall) -> None:
         site = seen.site
         wanted = sorted(set(layers)) if layers else default_layers(site.layers)
         if wanted[0] < 0 or wanted[-1] >= site.layers:
@@ -70,16 +70,13 @@ def capture(
             # Copies: a pipeline may go on in the same memory. Where guidance comes as a batch, the
             # conditional sample is the last.
             q, k, v = (x[-1:].detach().clone() for x in (seen.q, seen.k, seen.v))
-            keys = Keys(
-                None if seen.keys.length is None else seen.keys.length[-1:],
-                None if seen.keys.mask is None else seen.keys.mask[-1:].clone(),
-            )
+            padding = seen.padding and seen.padding.last_sample()
             key = site.step, site.layer
-            found.setdefault(key, Capture(site, seen.grid, q, k, v, keys, scale))
+            found.setdefault(key, Capture(site, seen.grid, q, k, v, padding, scale))
         if late or len(found) == len(at) * len(wanted):
             raise _EnoughError
 
-    with sparse_processor_mode(pipe, method=NEVER, finite="off") as handle:
+    with sparse_processor_mode(pipe, method=FastestDense(), finite="off") as handle:
         handle.run.watch = watch
         with contextlib.suppress(_EnoughError):
             frames_of(pipe, settings, prompt, settings.seed)

@@ -9,11 +9,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from jali import checks
-from jali.attend import attend
-from jali.backends import choose
+from jali.attend import PreparedCall, prepare
+from jali.checks import check_call
 from jali.evaluation.inspection.capture import Capture
-from jali.methods import METHODS, Dense, Method, Query, make_method, near
+from jali.methods import METHODS, Dense, Method, make_method, near
 from jali.planning.plan import BlockPlan
 
 CONTROLS = ("random", "local")
@@ -96,22 +95,19 @@ def too_costly(judged: Sequence[JudgedCall]) -> set[str]:
     return {v.method for j in judged for v in j.scores if v.cost > (1 + FAR) * j.cost}
 
 
+def prepared_call(method: Method, call: Capture) -> PreparedCall:
+    """The call as `attend` would make it."""
+    checked = check_call(
+        call.q, call.k, call.v, method, call.grid, scale=call.scale, padding=call.padding
+    )
+    return prepare(checked, method, "auto")
+
+
 def planned(method: Method, call: Capture) -> BlockPlan:
     """The plan a backend would run, without running it."""
-    checked = checks.check(
-        call.q, call.k, call.v, call.grid, None, None, call.scale, call.keys.length,
-        call.keys.mask, False, method,
-    )  # fmt: skip
-    backend = choose("auto", checked.task)
-    blocks = method.blocks(backend.preferred(checked.task))
-    layout = method.layout(checked.q_grid, checked.k_grid, checked.offset, blocks, call.q.device)
-    padding = checked.padding and checked.padding.arranged(layout.k)
-    query = Query(
-        layout.q.arrange(call.q), layout.k.arrange(call.k), layout, call.site, checked.scale,
-        padding,
-    )  # fmt: skip
-    plan = method.plan(query)
-    return plan.coarsen(backend.fitting(plan.blocks, checked.task))
+    prepared = prepared_call(method, call)
+    query, _ = prepared.query(call.q, call.k, call.v, call.site)
+    return prepared.plan(query)[1]
 
 
 def _at_cost(method: Method, call: Capture, cost: float) -> tuple[float, Method, BlockPlan]:
@@ -138,10 +134,7 @@ def _score(
     name: str, method: Method, call: Capture, exact: _ExactAttention, cost: float
 ) -> tuple[MethodScore, BlockPlan]:
     budget, own, plan = _at_cost(method, call, cost)
-    done = attend(
-        call.q, call.k, call.v, method=own, grid=call.grid, site=call.site, scale=call.scale,
-        key_length=call.keys.length, key_mask=call.keys.mask,
-    )  # fmt: skip
+    done = prepared_call(own, call).run(call.q, call.k, call.v, call.site)
     H = call.q.shape[1]
     costs = plan.costs[0].expand(H).tolist()
     read = [exact.mass(plan, head) for head in range(H)]
@@ -183,12 +176,8 @@ class _ExactAttention:
         return logits.softmax(-1)
 
     def _hidden(self, keys: int) -> Tensor | None:
-        call = self.call
-        if call.keys.mask is not None:
-            return ~call.keys.mask[0].to(call.q.device)
-        if call.keys.length is not None:
-            return torch.arange(keys, device=call.q.device) >= int(call.keys.length[0])
-        return None
+        padding = self.call.padding
+        return None if padding is None else ~padding.valid(keys)[0].to(self.call.q.device)
 
     def mass(self, plan: BlockPlan, head: int) -> tuple[float, float]:
         """(touched, read in full): shares of the exact weights."""

@@ -6,55 +6,27 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jali.integration.scene import Seen
+from jali.attend import prepare
+from jali.checks import check_call
+from jali.integration.transformer import AttentionCall
 from jali.maskbook import MEAN
 from jali.maskbook.calibration.running_mean import RunningMean
 from jali.maskbook.calibration.scorer import Scorer
-from jali.methods import Method, Query
-from jali.planning.plan import BlockPlan
-from jali.planning.site import Site
+from jali.methods import Entropy, Query
 from jali.tokens.grid import TokenGrid
-from jali.tokens.layout import BlockLayout, Blocks, block_layout
-from jali.tokens.order import Order, Raster
-from jali.tokens.padding import KeyPadding
+from jali.tokens.layout import Blocks
+from jali.tokens.order import Order
 
 IN_FLIGHT = 8  # slabs between the device and the disk
 
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Unplanned(Method):
-    """A run that is never sparse: all it does is show its calls."""
-
-    name: ClassVar[str] = "calibration"
-
-    def active(self, site: Site, tokens: int) -> bool:  # noqa: ARG002
-        return False
-
-    @property
-    def ratios(self) -> tuple[int, ...]:
-        return (1,)
-
-    @property
-    def token_order(self) -> Order:
-        return Raster()
-
-    def blocks(self, preferred: Blocks) -> Blocks:
-        return preferred
-
-    def plan(self, query: Query) -> BlockPlan:
-        raise NotImplementedError("a calibration makes no plans")
-
-    def with_budget(self, mean: float) -> Method:  # noqa: ARG002
-        return self
 
 
 @dataclass(eq=False)
@@ -86,7 +58,7 @@ class Recorder:
 
     # One call
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: AttentionCall) -> None:
         if seen.q.shape[2] != seen.k.shape[2]:
             return  # not self-attention
         site = seen.site
@@ -102,22 +74,15 @@ class Recorder:
         scores = self.scorer(self._query(seen)).mean(0, dtype=torch.float32)
         self._send(site.step, site.layer, at, scores)
 
-    def _query(self, seen: Seen) -> Query:
-        assert self.grid is not None
-        layout: BlockLayout = block_layout(
-            self.grid, None, self.order, self.blocks, None, seen.q.device
+    def _query(self, seen: AttentionCall) -> Query:
+        """The call on the book's blocks, in its order."""
+        method = Entropy(q_block=self.blocks.q, k_block=self.blocks.k, order=self.order)
+        call = check_call(
+            seen.q, seen.k, seen.v, method, self.grid, scale=seen.scale, padding=seen.padding
         )
-        padding = None
-        if seen.keys.length is not None:
-            length = torch.tensor(seen.keys.length, dtype=torch.int32, device=seen.q.device)
-            padding = KeyPadding(length=length, host=seen.keys.length).arranged(layout.k)
-        elif seen.keys.mask is not None:
-            padding = KeyPadding(mask=seen.keys.mask).arranged(layout.k)
-        scale = seen.q.shape[-1] ** -0.5 if seen.scale is None else seen.scale
-        q, k = layout.q.arrange(seen.q), layout.k.arrange(seen.k)
-        return Query(q, k, layout, seen.site, scale, padding)
+        return prepare(call, method, "auto").query(seen.q, seen.k, seen.v, seen.site)[0]
 
-    def _check(self, seen: Seen) -> None:
+    def _check(self, seen: AttentionCall) -> None:
         """Every call must be one of the same grid, steps and layers."""
         site, grid = seen.site, seen.grid
         if isinstance(grid, str):

@@ -14,16 +14,17 @@ from typing import Any
 import torch
 
 from jali import files
-from jali.integration.modes import apply_sparse_attention
+from jali.integration.modes import apply_sparse_attention, transformers_of
 from jali.maskbook import Fingerprint, Header, MaskBook, write_book
-from jali.maskbook.calibration.recorder import Recorder, Unplanned
+from jali.maskbook.calibration.recorder import Recorder
 from jali.maskbook.calibration.request import CalibrationRequest, settings_digest
 from jali.maskbook.calibration.running_mean import RunningMean
 from jali.maskbook.calibration.scorer import Sampled, Scorer
 from jali.maskbook.container import PICKLES
 from jali.maskbook.header import read_grid, write_grid
-from jali.maskbook.mode import device_of, transformers_of
+from jali.maskbook.mode import device_of
 from jali.maskbook.noise import noise_levels
+from jali.methods import FastestDense
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Order, Raster
 from jali.version import __version__
@@ -116,7 +117,7 @@ def _run(
     generate: Generate | None,
     tell: Callable[[Progress], None],
 ) -> MaskBook:
-    transformers = transformers_of(pipe)
+    transformers = dict(transformers_of(pipe)[1])
     _refuse_ranks(transformers)
     fingerprints = {name: Fingerprint.of(module) for name, module in transformers.items()}
     settings = request.settings(fingerprints)
@@ -172,9 +173,9 @@ def _record(
         start=lambda recorder: _begin(recorder, folder, settings, found),
         on_step=lambda step, steps: tell(Progress(current, count, step, steps)),
     )  # fmt: skip
-    handle = apply_sparse_attention(pipe, Unplanned())
+    handle = apply_sparse_attention(pipe, FastestDense())
     # Every call has to come by, also where the user chose who does the dense ones.
-    handle.run.dense_choice = None
+    handle.run.dense_backend = None
     handle.run.watch = recorder
     try:
         for current in range(done, count):

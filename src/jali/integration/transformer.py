@@ -1,4 +1,4 @@
-"""Where a run stands: its transformers, the call each is in, and how attention goes there."""
+"""Where a run stands: its transformers, the call each is in, and one attention call of it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from jali.attend import Attended, Way
+from jali.attend import Attended, PreparedCall
 from jali.integration.clock import ContextHook, Moment
 from jali.integration.families import Family
 from jali.integration.geometry import Patch
-from jali.integration.masks import Keys
+from jali.integration.masks import MaskReading
 from jali.integration.parallel import Ranks
-from jali.methods import Method
 from jali.planning.site import Site
 from jali.tokens.grid import Box, TokenGrid
+from jali.tokens.padding import KeyPadding
 
 
 @dataclass(eq=False)
-class Stage:
+class RunTransformer:
     """One transformer of a run, and the call it is in."""
 
     name: str
@@ -34,44 +34,33 @@ class Stage:
     weights: int
     hook: ContextHook
     module: weakref.ReferenceType[nn.Module]
-    scene: Scene | None = None
-    opened: set[str] = field(default_factory=set)  # branches that have had their step 0
+    call: TransformerCall | None = None
+    branches_begun: set[str] = field(default_factory=set)  # those that have had their step 0
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name."""
+        return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
 
 @dataclass(eq=False)
-class Scene:
-    """One transformer call: where it stands, and what its layers have in common."""
+class TransformerCall:
+    """One call of a transformer: which step it is, and what its layers have in common."""
 
     moment: Moment
     boxes: tuple[Box, ...]
-    sharded: Ranks | None  # where each rank has some of the heads
+    ranks: Ranks | None  # those that share the heads of every layer
     grids: dict[int, TokenGrid | str] = field(default_factory=dict)
-    keys: Keys | None = None
-    courses: dict[Any, Course | str] = field(default_factory=dict)
-    calls: int = 0
+    mask: MaskReading | None = None
+    prepared: dict[Any, PreparedCall | str] = field(default_factory=dict)  # or why it is dense
+    attentions: int = 0
     sparse: bool = False
     started: Any = None
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """How the sparse calls of one shape go in one transformer call."""
-
-    way: Way
-    grid: TokenGrid
-    source: Keys  # as the model has them
-    keys: Keys  # in the order of the grid
-    scale: float | None
-    order: Tensor | None  # where each token of the grid lies; None where it is in order
-
-    def fits(self, method: Method, keys: Keys, scale: float | None) -> bool:
-        return self.way.method is method and self.source is keys and self.scale == scale
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
+class AttentionCall:
     """One attention call as the method gets it: q, k, v [B, H, S, D] in the caller's order, all
-    keys included, and what came of it.
+    keys included, and what came of it. `grid` is a sentence where the sequence has none.
 
     The tensors are the model's own and hold these numbers during the call only: a compiled model
     writes its next results into the same memory. What is to be kept has to be `copied`. (Plans and
@@ -84,21 +73,16 @@ class Seen:
     q: Tensor
     k: Tensor
     v: Tensor
-    keys: Keys
+    padding: KeyPadding | None
     scale: float | None
     result: Attended
 
-    def copied(self) -> Seen:
+    def copied(self) -> AttentionCall:
         """The same call in memory of its own."""
         q, k, v = (x.clone() for x in (self.q, self.k, self.v))
         result = replace(self.result, out=self.result.out.clone())
         return replace(self, q=q, k=k, v=v, result=result)
 
 
-def picked(stage: Stage, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a transformer call by name."""
-    return {**dict(zip(stage.parameters, args, strict=False)), **kwargs}
-
-
-def weights_of(module: nn.Module) -> int:
+def count_weights(module: nn.Module) -> int:
     return sum(math.prod(p.shape) for p in module.parameters())
