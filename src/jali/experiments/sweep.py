@@ -17,17 +17,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from jali.experiments.experiment import SETTINGS as RUN_SETTINGS
 from jali.experiments.experiment import Experiment
 from jali.experiments.resources import Resources
 from jali.experiments.results import check_tag
+from jali.strict_yaml import MOST_CHARACTERS, parse_yaml, shorten
 
 AXES = ("models", "sizes", "methods", "budgets", "schedules")
 SCHEDULE = ("warmup_frac", "dense_first_layer")
@@ -37,8 +36,6 @@ _OWN = tuple(f.name for f in dataclasses.fields(Experiment) if f.name != "settin
 SETTINGS = tuple(n for n in (*RUN_SETTINGS, *_OWN) if n not in {*_BY_AXIS, *SCHEDULE})
 SIZE = re.compile(r"(\d+)[x×](\d+)(?:[x×](\d+))?")
 MOST = 10_000
-# A sweep is written by hand: whatever is larger or deeper than this is something else.
-LARGEST_BYTES, MOST_VALUES, LONGEST = 1_000_000, 100_000, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,68 +52,33 @@ class Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """A file, checked to the last experiment: every model, size, method, preset and budget."""
+    """A file, checked to the last experiment: every model, size, method, preset and budget.
+
+    FileNotFoundError where there is none, ValueError in one short sentence for what is wrong.
+    """
     try:
-        size = path.expanduser().stat().st_size
-        if size > LARGEST_BYTES:
-            raise ValueError(f"it has {size:,} bytes, and a sweep has at most {LARGEST_BYTES:,}")
-        text = path.expanduser().read_text("utf-8")
+        with path.expanduser().open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
     except FileNotFoundError:
         raise FileNotFoundError(f"no sweep file {path}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"{path} cannot be read: {why}") from error
     return parse_sweep(text, str(path))
 
 
 def parse_sweep(text: str, source: str = "the sweep") -> Sweep:
-    """The sweep of a YAML text; ValueError, in one short sentence, for whatever is wrong."""
+    """The sweep of a YAML text; the same errors."""
     try:
-        data = yaml.load(text, Loader=_UniqueKeys)
-        if not isinstance(data, Mapping):
-            raise ValueError("it holds no keys such as models and methods")
-        _count(data, MOST_VALUES)
-    except RecursionError:
-        raise ValueError(f"{source} is not a sweep: it is nested too deep") from None
-    except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise ValueError(f"{source} is not a sweep: {_short(error)}") from error
+        data = parse_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{source} is not a sweep: {error}") from None
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{source} is not a sweep: it holds no keys such as models and methods")
     try:
         return _sweep(data)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{source}: {_short(error)}") from error
-
-
-def _count(value: Any, left: int) -> int:
-    """How many values may still follow. An alias counts each time it is read, so that a few lines
-    cannot stand for millions."""
-    parts: Iterable[Any] = ()
-    if isinstance(value, Mapping):
-        parts = itertools.chain(value.keys(), value.values())
-    elif isinstance(value, list):
-        parts = value
-    for part in parts:
-        left = _count(part, left)
-    if left <= 0:
-        raise ValueError(f"it stands for more than {MOST_VALUES:,} values")
-    return left - 1
-
-
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= LONGEST else f"{text[:150]} … {text[-150:]}"
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """A key given twice is a mistake, not the last one's win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key: Hashable = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise ValueError(f"line {key_node.start_mark.line + 1}: {key!r} is given twice")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+        raise ValueError(f"{source}: {shorten(error)}") from error
 
 
 def _sweep(data: Mapping[Any, Any]) -> Sweep:
@@ -235,6 +197,8 @@ def _schedule(value: Any, where: str) -> dict[str, Any]:
 def _items(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise ValueError(f"{where} must be a list with at least one entry, got {value!r}")
+    if len(value) > MOST:
+        raise ValueError(f"{where} has {len(value):,} entries; at most {MOST:,} fit")
     for i, item in enumerate(value):
         if item in value[:i]:
             raise ValueError(f"{where} lists {item!r} twice")

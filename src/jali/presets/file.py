@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from jali.presets import psa
 from jali.presets.method import PlainMethod, read_method
 from jali.presets.preset import ModelPresets, Preset, VideoScale
 from jali.presets.schema import ABSENT, Count, fail, read_object
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice; plain YAML keeps the last one without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key: Hashable = self.construct_object(key_node, deep=True)
-            if key in seen:
-                line = key_node.start_mark.line + 1
-                raise ValueError(f"line {line}: the key {key!r} is given twice")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+from jali.strict_yaml import parse_yaml
 
 
 def parse(text: str, source: str) -> Mapping[Any, Any]:
     try:
-        data = yaml.load(text, Loader=_UniqueKeys)
-    except (yaml.YAMLError, ValueError) as error:
+        data = parse_yaml(text)
+    except ValueError as error:
         raise ValueError(f"{source} is not a preset file: {error}") from error
     if not isinstance(data, Mapping) or not data:
         raise ValueError(f"{source} is not a preset file: it holds no models")
