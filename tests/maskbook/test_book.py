@@ -320,7 +320,7 @@ class TestHeader:
             ({"budgets": (), "importance": False}, "needs budgets"),
             ({"sharpness": -1.0}, "sharpness"),
             ({"scorer": "a\x1b[31m"}, "printable"),
-            ({"settings": {"x": float("inf")}}, "finite"),
+            ({"settings": {"x": float("inf")}}, "settings.x must be"),
             ({"grid": TokenGrid((Text(2**25),))}, "tokens"),
             ({"blocks": Blocks(2**17, 8)}, "blocks"),
         ],

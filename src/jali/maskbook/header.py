@@ -12,9 +12,10 @@ from jali import files
 from jali.maskbook.bits import width
 from jali.maskbook.container import BookError, TensorTable, lay_out
 from jali.maskbook.fingerprint import Fingerprint
+from jali.presets import schema
 from jali.tokens.grid import Box, Text, TokenGrid
 from jali.tokens.layout import Blocks
-from jali.tokens.order import FrameWindows, Gilbert, Order, Raster, Tiled
+from jali.tokens.order import Order, Tiled
 
 FORMAT = 1
 MEAN = "mean"  # the branch of a book that averages over them
@@ -80,7 +81,7 @@ class Header:
     @property
     def layout_digest(self) -> str:
         """Of grid, order and blocks: books with another one cut the tokens differently."""
-        plain = self._plain()
+        plain = self.plain()
         return files.digest({name: plain[name] for name in ("grid", "order", "blocks")})
 
     def tensors(self) -> TensorTable:
@@ -120,14 +121,15 @@ class Header:
 
     def text(self) -> str:
         """Canonical JSON."""
-        return files.canonical({**self._plain(), "format": FORMAT, "layout": self.layout_digest})
+        return files.canonical({**self.plain(), "format": FORMAT, "layout": self.layout_digest})
 
-    def _plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Any]:
+        """Its fields as JSON holds them."""
         return {
             **vars(self),
             "fingerprints": {name: asdict(f) for name, f in self.fingerprints.items()},
             "grid": write_grid(self.grid),
-            "order": write_order(self.order),
+            "order": schema.write(self.order),
             "blocks": [self.blocks.q, self.blocks.k],
         }
 
@@ -135,7 +137,9 @@ class Header:
 def read_header(text: str, name: str) -> Header:
     """The header in a file's metadata. Strict: every name known, every value of its kind."""
     try:
-        plain = _mapping(json.loads(text))
+        plain = json.loads(text)
+        if not isinstance(plain, dict):
+            raise ValueError("it is not a mapping")
         version, digest = plain.pop("format", None), plain.pop("layout", None)
         if version != FORMAT:
             raise ValueError(
@@ -145,20 +149,22 @@ def read_header(text: str, name: str) -> Header:
         wrong = sorted(set(plain) ^ {f.name for f in fields(Header)})
         if wrong:
             raise ValueError(f"missing or unknown: {', '.join(wrong)[:200]}")
-        for key in ("noise", "transformers", "branches", "budgets", "prompts", "costs", "history"):
-            plain[key] = tuple(_list(plain[key]))
-        plain["grid"], plain["order"] = read_grid(plain["grid"]), read_order(plain["order"])
-        plain["blocks"] = Blocks(*_list(plain["blocks"]))
-        plain["fingerprints"] = {
-            key: _read_fingerprint(**_mapping(one))
-            for key, one in _mapping(plain["fingerprints"]).items()
-        }
-        header = Header(**plain)
+        header = Header(
+            grid=read_grid(plain["grid"]),
+            blocks=Blocks(*schema.read(tuple[int, int], plain["blocks"], "blocks")),
+            **_read_others(plain),
+        )
         if header.layout_digest != digest:
             raise ValueError("its layout does not match the digest of it")
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
-        raise BookError(f"{name} is not a readable book: {error}") from None
+        raise BookError(f"{name} is not a readable book: {str(error)[:500]}") from None
     return header
+
+
+def _read_others(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields but grid and blocks, which a book writes shorter than other files do."""
+    others = {name: value for name, value in plain.items() if name not in ("grid", "blocks")}
+    return schema.read_fields(Header, others, "header", without=("grid", "blocks"))
 
 
 def write_grid(grid: TokenGrid) -> list[list[int]]:
@@ -168,54 +174,10 @@ def write_grid(grid: TokenGrid) -> list[list[int]]:
 
 def read_grid(plain: Any) -> TokenGrid:
     """The grid that `write_grid` wrote; anything else is a ValueError or a TypeError."""
-    segments = [_list(segment) for segment in _list(plain)]
+    segments = schema.read(tuple[tuple[int, ...], ...], plain, "grid")
     if len(segments) > 64 or not all(len(segment) in (1, 3) for segment in segments):
         raise ValueError(f"a grid is 1 to 64 segments of one or three sizes, got {str(plain)[:80]}")
     return TokenGrid(tuple(Text(*s) if len(s) == 1 else Box(*s) for s in segments))
-
-
-_ORDERS: dict[str, Order] = {
-    "raster": Raster(), "gilbert": Gilbert(), "frame_windows": FrameWindows(),
-}  # fmt: skip
-
-
-def write_order(order: Order) -> Any:
-    """The name of an order, or {"tiled": window, "first_frame_last": …}."""
-    if isinstance(order, Tiled):
-        return {"tiled": list(order.window), "first_frame_last": order.first_frame_last}
-    for name, known in _ORDERS.items():
-        if order == known:
-            return name
-    raise ValueError(f"a book cannot hold the order {order!r}; use one of jali.tokens.order")
-
-
-def read_order(plain: Any) -> Order:
-    """The order that `write_order` wrote; anything else is a ValueError."""
-    if isinstance(plain, str) and plain in _ORDERS:
-        return _ORDERS[plain]
-    if isinstance(plain, dict) and set(plain) == {"tiled", "first_frame_last"}:
-        window: Any = tuple(_list(plain["tiled"]))
-        sizes = all(type(n) is int and n <= LIMITS["block"] for n in window)
-        if sizes and type(plain["first_frame_last"]) is bool:
-            return Tiled(window, plain["first_frame_last"])
-    raise ValueError(f"unknown order {str(plain)[:80]}")
-
-
-def _read_fingerprint(kind: Any, config: Any, weights: Any) -> Fingerprint:
-    values = {key: tuple(_list(numbers)) for key, numbers in _mapping(weights).items()}
-    return Fingerprint(kind, config, values)
-
-
-def _list(plain: Any) -> list[Any]:
-    if not isinstance(plain, list):
-        raise ValueError(f"expected a list, got {str(plain)[:80]}")
-    return plain
-
-
-def _mapping(plain: Any) -> dict[str, Any]:
-    if not isinstance(plain, dict):
-        raise ValueError(f"expected a mapping, got {str(plain)[:80]}")
-    return plain
 
 
 def check_blocks(blocks: Blocks) -> None:
@@ -226,26 +188,19 @@ def check_blocks(blocks: Blocks) -> None:
 
 def _check(h: Header) -> None:
     """Every rule of a header, whoever made it."""
+    plain = h.plain()
+    _read_others(plain)
+    for text in _texts(plain):
+        if len(text) > TEXT_LIMIT or not text.isprintable():
+            raise ValueError(f"a text of at most {TEXT_LIMIT} printable letters, got {text!r:.80}")
     check_blocks(h.blocks)
-    write_order(h.order)
     if h.grid.tokens > LIMITS["tokens"]:
         raise ValueError(f"grid {h.grid} has more than {LIMITS['tokens']} tokens")
+    if isinstance(h.order, Tiled) and max(h.order.window) > LIMITS["block"]:
+        raise ValueError(f"windows of at most {LIMITS['block']}, got {h.order}")
     for name in ("layers", "heads", "steps"):
-        value = getattr(h, name)
-        if type(value) is not int or not 1 <= value <= LIMITS[name]:
-            raise ValueError(f"{name} must be an int in 1..{LIMITS[name]}, got {value!r}")
-    for name in ("importance", "noise_assumed"):
-        if type(getattr(h, name)) is not bool:
-            raise ValueError(f"{name} is true or false, got {getattr(h, name)!r}")
-    if not isinstance(h.settings, Mapping):
-        raise ValueError("settings must be a mapping")
-    for what, number in _numbers(h):
-        real = isinstance(number, int | float) and not isinstance(number, bool)
-        if not real or not math.isfinite(number):
-            raise ValueError(f"{what} must be a finite number, got {number!r:.80}")
-    for text in _texts(h):
-        if not isinstance(text, str) or len(text) > TEXT_LIMIT or not text.isprintable():
-            raise ValueError(f"a text of at most {TEXT_LIMIT} printable letters, got {text!r:.80}")
+        if not 1 <= getattr(h, name) <= LIMITS[name]:
+            raise ValueError(f"{name} must be in 1..{LIMITS[name]}, got {getattr(h, name)}")
     if h.noise_kind not in ("sigma", "timestep"):
         raise ValueError(f"noise_kind is sigma or timestep, got {h.noise_kind!r}")
     if len(h.transformers) != h.steps:
@@ -268,23 +223,10 @@ def _check(h: Header) -> None:
         raise ValueError(f"sharpness must be >= 0, got {h.sharpness}")
 
 
-def _numbers(h: Header) -> Iterator[tuple[str, Any]]:
-    named = {"noise level": h.noise, "budget": h.budgets, "cost": h.costs}
-    for f in h.fingerprints.values():
-        named |= {f"weight of {name}": values for name, values in f.weights.items()}
-    for what, values in named.items():
-        yield from ((f"a {what}", value) for value in values)
-    yield "sharpness", h.sharpness
-    if h.importance_error is not None:
-        yield "importance_error", h.importance_error
-    for name, value in h.settings.items():
-        if value is not None and not isinstance(value, str | bool):
-            yield f"the setting {name}", value
-
-
-def _texts(h: Header) -> Iterator[Any]:
-    yield from (h.scorer, h.jali, *h.prompts, *h.history, *h.transformers, *h.branches)
-    yield from (*h.fingerprints, *h.settings, *([] if h.model is None else [h.model]))
-    yield from (value for value in h.settings.values() if isinstance(value, str))
-    for f in h.fingerprints.values():
-        yield from (f.kind, f.config, *f.weights)
+def _texts(plain: Any) -> Iterator[str]:
+    """All of a plain value, names included."""
+    if isinstance(plain, str):
+        yield plain
+    elif isinstance(plain, Mapping | list | tuple):
+        for item in plain.items() if isinstance(plain, Mapping) else plain:
+            yield from _texts(item)

@@ -13,8 +13,9 @@ from torch import Tensor
 from jali import files
 from jali.maskbook import MEAN, Fingerprint
 from jali.maskbook.calibration.scorer import Scorer
-from jali.maskbook.header import check_blocks, write_order
+from jali.maskbook.header import check_blocks
 from jali.planning.budget import check_share
+from jali.presets import schema
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Order
 
@@ -52,7 +53,7 @@ class CalibrationRequest:
             raise ValueError(f"sharpness must be a finite number >= 0, got {self.sharpness}")
         if not isinstance(self.scorer, Scorer) or not isinstance(self.scorer.name, str):
             raise TypeError(f"a scorer is a callable with a name, got {self.scorer!r:.80}")
-        write_order(self.order)
+        schema.write(self.order)  # refuses one that no file can hold
         check_blocks(self.blocks)
 
     @property
@@ -85,7 +86,7 @@ class CalibrationRequest:
             "branches": list(BRANCHES[self.branches]),
             "scorer": self.scorer.name,
             "blocks": [self.blocks.q, self.blocks.k],
-            "order": write_order(self.order),
+            "order": schema.write(self.order),
             **{f"argument {name}": _plain(value) for name, value in sorted(self.arguments.items())},
         }
 
