@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed-for-jali
 EXTRAS := dev,report,triton,docs,diffusers,quality,slurm
 WORKERS ?= 2
 
-.PHONY: weights demo test test-full lint format docs tables clean install
+.PHONY: weights demo test test-full coverage lint format docs tables clean install
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test       lint, types and tests, each suite with its time;"
 	@echo "                make test SUITES=\"tests/cli tests/methods\" runs those alone"
 	@echo "make test-full  the same with the slow cases"
+	@echo "make coverage   the same, and which lines of jali ran"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff rewrite"
 	@echo "make docs       the pages, into site/"
@@ -56,6 +57,10 @@ test: $(STAMP)
 
 test-full: $(STAMP)
 	@$(BIN)/python .ci/suites.py --workers $(WORKERS) --full $(SUITES)
+
+coverage: $(STAMP)
+	@$(BIN)/python .ci/suites.py --workers $(WORKERS) --coverage $(SUITES)
+	@echo "outputs/coverage/html/index.html"
 
 docs: $(STAMP)
 	@$(BIN)/python benchmarks/tables.py --check

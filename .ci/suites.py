@@ -1,6 +1,6 @@
 """Lint, types and every test suite; prints the time of each and fails at the end if any failed.
 
-    python .ci/suites.py [--workers 2] [--full] [SUITE ...]
+    python .ci/suites.py [--workers 2] [--full] [--coverage] [SUITE ...]
 
 Importing torch and diffusers takes longer than most suites. So they are imported once, and every
 part of the tests runs in a fork of this process: as much on its own as in a process of its own,
@@ -34,6 +34,7 @@ LINT = {
 LONG = ("nano", "report", "docs", "demo", "experiments", "integration", "quality", "kernels")
 BY_FILE = ("nano", "experiments", "integration", "contract", "maskbook")
 FRESH = ("kernels",)  # Triton's interpreter is chosen before triton is imported
+COVERAGE = ROOT / "outputs/coverage/data"
 ALONE = ("sweep",)  # takes both cores itself
 
 
@@ -57,6 +58,7 @@ class Part:
         if child == 0:
             for descriptor in (1, 2):
                 os.dup2(self.output.fileno(), descriptor)
+            os.environ["COVERAGE_FILE"] = f"{COVERAGE}.{os.getpid()}"  # read with --cov alone
             sys.exit(self.run())
         return child
 
@@ -155,15 +157,20 @@ def main() -> int:
     parser.add_argument("suites", nargs="*", metavar="SUITE", help="tests/cli, …; default: all")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--full", action="store_true", help="the slow cases too")
+    parser.add_argument("--coverage", action="store_true", help="which lines of jali ran")
     given = parser.parse_args()
     os.chdir(ROOT)
     # One thread for each worker: two workers with two threads each fight over two cores.
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     began = time.monotonic()
     marks = ["-m", "not gpu"] if given.full else ["-m", "not gpu and not slow"]
-    todo = list(parts(given.suites, [*marks, *(["--full"] if given.full else [])]))
+    options = [*marks, *["--full"] * given.full, *["--cov", "--cov-report="] * given.coverage]
+    todo = list(parts(given.suites, options))
     preload()
     work(todo, max(1, given.workers))
+    if given.coverage:
+        for words in (("combine", "--quiet"), ("html", "--quiet"), ("report",)):
+            subprocess.call((sys.executable, "-m", "coverage", *words))
     print("", *table(todo), sep="\n")
     print(f"total {time.monotonic() - began:.0f} s, {sum(p.cpu for p in todo):.0f} s of CPU")
     failed = sorted({part.suite for part in todo if part.failed})
