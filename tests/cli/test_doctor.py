@@ -73,6 +73,9 @@ def test_the_proof(jali: Jali, monkeypatch: pytest.MonkeyPatch) -> None:
 
     import tiny
 
+    doctor = importlib.import_module("jali.cli.doctor")
+    smaller = {"num_frames": 17, "steps": 3}
+    monkeypatch.setattr(doctor, "PROOF", doctor.PROOF | smaller)
     module = importlib.import_module("jali.generation.produce")
     monkeypatch.setattr(module, "load", lambda _settings: tiny.wan(layers=3))
     done = jali("doctor", "--device=cpu", "--run", "--json")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+
+import forked
 
 pytest.importorskip("diffusers")
 pytest.importorskip("av")
@@ -212,34 +211,22 @@ def test_another_run_in_the_folder(jali: Jali, small: Small, tmp_path: Path) -> 
     assert {p: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
 
 
-def run_in_a_shell(
-    small: Small, folder: Path, *words: str, **options: Any
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "jali", "generate", *small, "--output-dir", str(folder), *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, **options,
-    )  # fmt: skip
-
-
-def _hears_ctrl_c() -> None:
-    """A shell makes its background jobs deaf to Ctrl-C, and they hand that on."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_ctrl_c_and_go_on(jali: Jali, small: Small, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("--method=dense", "--num-prompts=20", "--steps=12")
-    process = run_in_a_shell(small, folder, *words, preexec_fn=_hears_ctrl_c)
+    out, err = tmp_path / "out.txt", tmp_path / "err.txt"
+    command = ("generate", *small, *words, "--output-dir", str(folder))
+    process = forked.start(forked.run_command, command, out, err, None)
     deadline = time.monotonic() + 100
     while not (folder / "manifest.json").exists() and time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
+        assert process.is_alive(), err.read_text()
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert err.strip().splitlines()[-1] == "jali: interrupted; what is finished is kept"
-    assert not out
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130, err.read_text()
+    assert err.read_text().splitlines()[-1] == "jali: interrupted; what is finished is kept"
+    assert not out.read_text()
     half = read_run(folder)
     assert not half.complete
     assert 1 <= len(half.clips) < 20
@@ -256,10 +243,12 @@ def test_ctrl_c_and_go_on(jali: Jali, small: Small, tmp_path: Path) -> None:
 def test_a_full_disk_is_a_failed_job(small: Small, tmp_path: Path) -> None:
     """No file may grow beyond 2 kB: the first clip cannot be written."""
     folder = tmp_path / "run"
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))  # noqa: E731
-    process = run_in_a_shell(small, folder, "--method=dense", "--num-prompts=1", preexec_fn=limit)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 1, err
-    assert err.strip().splitlines()[-1].startswith("jali: ")
-    assert "Traceback" not in err
+    out, err = tmp_path / "out.txt", tmp_path / "err.txt"
+    words = ("generate", *small, "--method=dense", "--num-prompts=1", "--output-dir", str(folder))
+    process = forked.start(forked.run_command, words, out, err, 2048)
+    process.join(100)
+    said = err.read_text()
+    assert process.exitcode == 1, said
+    assert said.splitlines()[-1].startswith("jali: ")
+    assert "Traceback" not in said
     assert not folder.exists()

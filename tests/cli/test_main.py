@@ -59,6 +59,8 @@ def test_version(jali: Jali) -> None:
     from jali import __version__
 
     assert jali("--version").stdout == f"jali {__version__}\n"
+    command = [sys.executable, "-m", "jali", "--version"]
+    assert subprocess.check_output(command, text=True) == f"jali {__version__}\n"
 
 
 def test_unknown_words_are_refused(jali: Jali) -> None:

@@ -21,7 +21,7 @@ EXAMPLES = ("jali doctor", "jali doctor --run", "jali doctor --device cpu --json
 HEAD_DIMS = (32, 64, 80, 96, 128, 192, 256)
 BUDGETS = (0.5, 0.3)
 TOKENS = 32_760  # for questions whose answer does not depend on it
-STEPS = 6  # of the proof
+PROOF: dict[str, Any] = {"budget": 0.3, "height": 128, "width": 128, "num_frames": 33, "steps": 6}
 
 
 def doctor(
@@ -171,18 +171,21 @@ def _prove(device: str, quiet: bool) -> dict[str, Any]:
     from jali.generation.settings import dense_twin
 
     quiet_libraries()
-    settings = Settings(
-        "nano", budget=0.3, device=device, height=128, width=128, num_frames=33, steps=STEPS
-    ).resolve()
+    settings, steps = Settings("nano", device=device, **PROOF).resolve(), PROOF["steps"]
     prompt = default_prompts("nano")[0]
-    found: dict[str, Any] = {"model": "nano", "prompt": prompt, "budget": 0.3, "problem": ""}
+    found: dict[str, Any] = {
+        "model": "nano",
+        "prompt": prompt,
+        "budget": PROOF["budget"],
+        "problem": "",
+    }
     pipe, frames = load(settings), {}
     runs = {"dense": dense_twin(settings), "sparse": settings}
     with progress_bar(quiet) as tell:
         for number, (name, own) in enumerate(runs.items()):
 
             def on_step(step: int, number: int = number, name: str = name) -> None:
-                tell(f"nano, {name}", number * STEPS + step, 2 * STEPS)
+                tell(f"nano, {name}", number * steps + step, 2 * steps)
 
             with attention(pipe, own) as handle:
                 start = time.perf_counter()
