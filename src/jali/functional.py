@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jali.attend import attend
 from jali.checks import check_scale, check_tensors
-from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, near
+from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, suggest
 from jali.planning.budget import Budget, check_share
 from jali.tokens.grid import Text, TokenGrid
 
@@ -66,7 +66,7 @@ def sparse_attention(
     if unknown:
         name = next(iter(unknown))
         known = [p for p in sparse_attention.__code__.co_varnames if p not in ("unknown",)][:20]
-        raise TypeError(f"sparse_attention has no option {name!r}{near(name, known)}")
+        raise TypeError(f"sparse_attention has no option {name!r}{suggest(name, known)}")
     # The operator's own complaints would be RuntimeErrors about its schema.
     for kinds, what, given in (
         ((Tensor,), "a tensor", {"q": q, "k": k, "v": v}),
@@ -189,7 +189,7 @@ def _check_options(
         raise ValueError(f"input_layout must be 'BNSD' or 'BSND', got {layout!r}")
     if sparse_type not in SPARSE_TYPES:
         known = ["None", *SPARSE_TYPES[1:]]
-        raise ValueError(f"unknown sparse_type {sparse_type!r}{near(str(sparse_type), known)}")
+        raise ValueError(f"unknown sparse_type {sparse_type!r}{suggest(str(sparse_type), known)}")
     if inner_precise not in (0, 1):
         raise ValueError(
             f"inner_precise must be 0 or 1 (both use an fp32 softmax), got {inner_precise}"

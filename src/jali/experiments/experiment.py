@@ -128,7 +128,7 @@ class Experiment:
 
     def _check_names(self, model: str) -> None:
         """Refuse a preset, method or metric that there is not, or not for such an experiment."""
-        from jali.methods import METHODS, near
+        from jali.methods import METHODS, suggest
 
         asked = self.settings
         if asked.preset is not None:
@@ -139,7 +139,7 @@ class Experiment:
             raise ValueError("dense is measured in every experiment; name a sparse method")
         elif self.variant not in METHODS and self.variant != CACHED:
             known = [name for name in (*METHODS, CACHED) if name != DENSE]
-            raise ValueError(f"unknown method {self.variant!r}{near(self.variant, known)}")
+            raise ValueError(f"unknown method {self.variant!r}{suggest(self.variant, known)}")
         if self.ranks > 1 and self.wants_book:
             raise ValueError(
                 "calibrating needs every head in one process: with context_parallel or "
@@ -152,7 +152,7 @@ class Experiment:
 
             for name in self.metrics:
                 if name not in METRICS:
-                    raise ValueError(f"unknown metric {name!r}{near(name, METRICS)}")
+                    raise ValueError(f"unknown metric {name!r}{suggest(name, METRICS)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Flat: the settings of the run are beside the experiment's own."""

@@ -95,11 +95,11 @@ class Results:
         return list(dict.fromkeys(found)) if names else self.tags()
 
     def _refuse(self, name: str) -> None:
-        from jali.methods import near
+        from jali.methods import suggest
 
         sweeps = sorted(path.parent.name for path in self.root.glob("_sweeps/*/sweep.json"))
         known = [*sweeps, *self.tags()]
         raise FileNotFoundError(
             f"no experiment and no sweep {name!r} in {self.root}"
-            + (near(name, known) if known else "")
+            + (suggest(name, known) if known else "")
         )

@@ -218,8 +218,8 @@ def _text(value: Any, where: str) -> str:
 
 
 def _known(data: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
-    from jali.methods import near
+    from jali.methods import suggest
 
     for key in data:
         if key not in known:
-            raise ValueError(f"{where} has no key {key!r}{near(str(key), known)}")
+            raise ValueError(f"{where} has no key {key!r}{suggest(str(key), known)}")

@@ -24,7 +24,7 @@ from jali.integration.config import BUDGET, WARMUP
 from jali.integration.models.preset import check_preset, preset_for
 from jali.integration.run import Run
 from jali.integration.stats import Stats
-from jali.methods import METHODS, Dense, Method, Schedule, make_method, near
+from jali.methods import METHODS, Dense, Method, Schedule, make_method, suggest
 from jali.planning.budget import check_share
 from jali.presets import Preset, load_preset, presets
 
@@ -258,7 +258,7 @@ def _resolved(
 def _check_preset_name(asked: str) -> None:
     known = sorted({preset.name for preset in presets()})
     if asked.replace("-", "_") not in known:
-        raise ValueError(f"unknown method or preset {asked!r}{near(asked, [*METHODS, *known])}")
+        raise ValueError(f"unknown method or preset {asked!r}{suggest(asked, [*METHODS, *known])}")
 
 
 def _preset(asked: Any, model: str | None) -> Method:

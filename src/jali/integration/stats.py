@@ -21,7 +21,7 @@ class CallWork(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
+class CallSummary:
     """One attention call: where it was, and how it was computed."""
 
     transformer: str
@@ -34,7 +34,7 @@ class AttentionCall:
 
 
 @dataclass(frozen=True, slots=True)
-class CallRecord(AttentionCall):
+class CallRecord(CallSummary):
     """A call as it is noted. Numbers stay on the device until someone asks for them."""
 
     work: CallWork | None = None  # None where it was dense
@@ -43,7 +43,7 @@ class CallRecord(AttentionCall):
 
 
 @dataclass(frozen=True, slots=True)
-class CallRow(AttentionCall):
+class CallRow(CallSummary):
     """A call as plain values: its cost, and that of every head."""
 
     cost: float
@@ -108,7 +108,7 @@ class Stats:
 def read_records(records: list[CallRecord]) -> tuple[CallRow, ...]:
     """Records as rows. Waits for the device, once."""
     counts = _host([r.work.tally for r in records if r.work is not None])
-    names = [field.name for field in fields(AttentionCall)]
+    names = [field.name for field in fields(CallSummary)]
     rows = []
     for record in records:
         heads = (1.0,) * record.heads

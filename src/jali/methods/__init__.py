@@ -29,16 +29,16 @@ def make_method(method: str | Method, **options: Any) -> Method:
     if not isinstance(method, str):
         raise TypeError(f"a method is a name or a Method, got {method!r}")
     if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}{near(method, METHODS)}")
+        raise ValueError(f"unknown method {method!r}{suggest(method, METHODS)}")
     kind = METHODS[method]
     known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for option in options:
         if option not in known:
-            raise ValueError(f"{method} has no option {option!r}{near(option, known)}")
+            raise ValueError(f"{method} has no option {option!r}{suggest(option, known)}")
     return kind(**options)
 
 
-def near(name: str, known: Any) -> str:
+def suggest(name: str, known: Any) -> str:
     """'; did you mean …? known: …'"""
     close = difflib.get_close_matches(name, list(known), n=1)
     guess = f"; did you mean {close[0]!r}?" if close else ";"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from jali.methods import near
+from jali.methods import suggest
 from jali.presets.file import read_file, read_text
 from jali.presets.preset import ModelPresets, Preset, VideoScale
 
@@ -54,7 +54,7 @@ def load_preset(
     found = [preset for preset in presets() if preset.name == wanted]
     if not found:
         known = sorted({preset.name for preset in presets()})
-        raise ValueError(f"unknown preset {name!r}{near(name, known)}")
+        raise ValueError(f"unknown preset {name!r}{suggest(name, known)}")
     if any(preset.method != found[0].method for preset in found):
         models = ", ".join(str(preset.model) for preset in found)
         raise ValueError(f"preset {name!r} differs between models, so name one of: {models}")
@@ -64,7 +64,7 @@ def load_preset(
 def resolve_model(name: str) -> str:
     """The registry's name of a model, from that or any of its other names; case does not matter."""
     if name.lower() not in model_names():
-        raise ValueError(f"no presets for the model {name!r}{near(name.lower(), _shipped())}")
+        raise ValueError(f"no presets for the model {name!r}{suggest(name.lower(), _shipped())}")
     return model_names()[name.lower()]
 
 
@@ -87,11 +87,11 @@ def _from_file(name: str | None, model: str | None, config: str | Path) -> Prese
     sections = read_file(config)
     if model is not None:
         found = [section for section in sections if _is_for(section, model)][:1]
-        missing = f"model {model!r}{near(model, [section.section for section in sections])}"
+        missing = f"model {model!r}{suggest(model, [section.section for section in sections])}"
     else:
         found = [section for section in sections if name is None or name in section.names()]
         known = sorted({name for section in sections for name in section.names()})
-        missing = f"preset {name!r}{near(str(name), known)}"
+        missing = f"preset {name!r}{suggest(str(name), known)}"
     if not found:
         raise ValueError(f"{config} has no {missing}")
     if len(found) > 1:

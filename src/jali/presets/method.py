@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jali.methods import METHODS, Method, Schedule, make_method, near
+from jali.methods import METHODS, Method, Schedule, make_method, suggest
 from jali.presets.schema import ABSENT, errors_at, fail, read_fields, read_object, write_fields
 
 
@@ -34,7 +34,7 @@ def read_method(data: Mapping[Any, Any], path: str) -> Method:
     own = {key: value for key, value in data.items() if key in METHOD_KEYS}
     plain: PlainMethod = read_object(PlainMethod, own, path)
     if plain.method not in METHODS:
-        fail(f"{path}.method", f"is unknown: {plain.method!r}{near(plain.method, METHODS)}")
+        fail(f"{path}.method", f"is unknown: {plain.method!r}{suggest(plain.method, METHODS)}")
     options = read_fields(METHODS[plain.method], plain.options or {}, f"{path}.options")
     with errors_at(f"{path}.options"):
         method = make_method(plain.method, **options)

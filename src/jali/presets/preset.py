@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jali.methods import Method, near
+from jali.methods import Method, suggest
 from jali.tokens.grid import Box, Text, TokenGrid
 
 
@@ -109,4 +109,4 @@ class ModelPresets:
         for preset in self.presets:
             if preset.name.replace("-", "_") == wanted.replace("-", "_"):
                 return preset
-        raise ValueError(f"{self.section} has no preset {wanted!r}{near(wanted, self.names())}")
+        raise ValueError(f"{self.section} has no preset {wanted!r}{suggest(wanted, self.names())}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal
 
-from jali.methods import Dense, Method, Psa, Schedule, near
+from jali.methods import Dense, Method, Psa, Schedule, suggest
 from jali.presets.preset import ModelPresets, Preset, VideoScale
 from jali.presets.schema import ABSENT, Count, errors_at, fail, read_object
 from jali.tokens.order import Gilbert, Order, Raster, Tiled
@@ -91,7 +91,7 @@ def read_model(section: str, data: Mapping[Any, Any], source: str) -> ModelPrese
     )
     found = ModelPresets(section, presets, default=model.default_attention)
     if found.default is not None and found.default not in found.names():
-        known = near(found.default, found.names())
+        known = suggest(found.default, found.names())
         fail(f"{section}.default_attention", f"is {found.default!r}{known}")
     return found
 

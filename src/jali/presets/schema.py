@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NewType, NoReturn, Union
 
-from jali.methods import near
+from jali.methods import suggest
 from jali.planning.budget import Budget
 from jali.tokens.order import FrameWindows, Gilbert, Order, Raster, Tiled
 
@@ -82,7 +82,7 @@ def read_fields(kind: Any, data: Any, path: str, without: Collection[str] = ()) 
     fields = {key: field for key, field in fields.items() if key not in without}
     for key in _mapping(data, path):
         if key not in fields:
-            fail(path, f"has no key {key!r}{near(str(key), fields)}")
+            fail(path, f"has no key {key!r}{suggest(str(key), fields)}")
     for key, field in fields.items():
         if key not in data and field.default is field.default_factory is dataclasses.MISSING:
             fail(path, f"needs the key {key!r}")

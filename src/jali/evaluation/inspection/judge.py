@@ -12,7 +12,7 @@ from torch import Tensor
 from jali.attend import PreparedCall, prepare
 from jali.checks import check_call
 from jali.evaluation.inspection.capture import Capture
-from jali.methods import METHODS, Dense, Method, make_method, near
+from jali.methods import METHODS, Dense, Method, make_method, suggest
 from jali.planning.plan import BlockPlan
 
 CONTROLS = ("random", "local")
@@ -76,7 +76,7 @@ def judge(
 
 def _method(name: str) -> Method:
     if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}{near(name, METHODS)}")
+        raise ValueError(f"unknown method {name!r}{suggest(name, METHODS)}")
     return make_method(name)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from jali.methods import near
+from jali.methods import suggest
 from jali.presets import resolve_model
 
 
@@ -212,7 +212,7 @@ def model_card(name: str | ModelCard) -> ModelCard:
     try:
         return MODELS[resolve_model(wanted)]
     except ValueError:
-        raise ValueError(f"unknown model {name!r}{near(wanted, MODELS)}") from None
+        raise ValueError(f"unknown model {name!r}{suggest(wanted, MODELS)}") from None
 
 
 def matching(index: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[ModelCard, ...]:
