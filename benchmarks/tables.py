@@ -10,7 +10,9 @@ name without results is left as it stands.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import inspect
 import json
 import re
 import sys
@@ -150,6 +152,22 @@ def kernel_rows_table() -> str | None:
                 f"| {_or_dash(row['whole_ms'], '.3f')} | {_or_dash(row['whole_speedup'], '.2f')} "
                 f"| {row['error']:.1e} |"
             )
+    return "\n".join(lines)
+
+
+def methods_table() -> str:
+    """Every registered method, from its class: what it does and its options."""
+    from jali.methods import METHODS
+
+    lines = ["| method | what it does | options |", "|---|---|---|"]
+    for name, kind in METHODS.items():
+        text = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
+        options = ", ".join(f"`{f.name}`" for f in dataclasses.fields(kind)) or "–"
+        page = "controls" if name in ("random", "local") else name
+        shown = f"`{name}`"
+        if (ROOT / "docs" / "methods" / f"{page}.md").exists():
+            shown = f"[{shown}](methods/{page}.md)"
+        lines.append(f"| {shown} | {' '.join(text.split())} | {options} |")
     return "\n".join(lines)
 
 
@@ -463,6 +481,7 @@ def scale_table() -> str:
 
 
 TABLES: dict[str, Callable[[], str | None]] = {
+    "methods": methods_table,
     "scale": scale_table,
     "kernel": kernel_table,
     "book": book_table,
