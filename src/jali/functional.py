@@ -54,14 +54,38 @@ def sparse_attention(
     backend: str = "auto",
     **unknown: Any,
 ) -> Tensor:
-    """Attention that skips the `sparsity` least important work. The result is like q.
+    """Attention that skips the `sparsity` least important work, with MindIE-SD's names.
 
-    q, k, v are [B, heads, tokens, head_dim] ("BNSD") or [B, tokens, heads, head_dim] ("BSND").
-    The sequence is `txt_len` text tokens, then frames × height × width latent tokens
-    (`latent_shape_q`, `latent_shape_k`); without a shape, one frame in raster order. `head_num`
-    must be the tensor's number of query heads (1 is taken as "not given"). `attn_mask` is a bool
-    mask of real keys, [B, Sk] or [B, 1, 1, Sk]. `inner_precise` 0 and 1 both mean an fp32
-    softmax. Runs under torch.compile(fullgraph=True) as one operator.
+    Runs under torch.compile(fullgraph=True) as one operator.
+
+    Args:
+        q, k, v: [B, heads, tokens, head_dim] ("BNSD") or [B, tokens, heads, head_dim] ("BSND").
+            The sequence is `txt_len` text tokens, then frames × height × width latent tokens.
+        attn_mask: bool mask of real keys, [B, Sk] or [B, 1, 1, Sk]; dense calls take any.
+        scale: of the logits; None is head_dim ** -0.5.
+        is_causal: for ada_bsa, entropy and dense attention.
+        head_num: the number of query heads (1 is taken as "not given").
+        input_layout: "BNSD" or "BSND".
+        inner_precise: 0 and 1 both mean an fp32 softmax.
+        sparse_type: None (dense), "rf_v2", "ada_bsa", "entropy" or "psa".
+        txt_len: text tokens before the latent ones.
+        block_size: of rf_v2, ada_bsa and entropy.
+        latent_shape_q, latent_shape_k: [frames, height, width]; without one, a single row.
+        keep_sink, keep_recent, cdf_threshold: of ada_bsa.
+        sparsity: share of the key blocks that is skipped.
+        compat: the originals' decisions, of rf_v2 and ada_bsa.
+        backend: "auto", or a name, which never falls back.
+
+    Returns:
+        A tensor like q.
+
+    Raises:
+        ValueError, TypeError: an option of another method, a shape or a value that does not fit,
+            named with its rule, before any work.
+
+    Example:
+        >>> sparse_attention(q, k, v, head_num=8, sparse_type="rf_v2", sparsity=0.8,
+        ...                  latent_shape_q=[21, 30, 52])
     """
     if unknown:
         name = next(iter(unknown))

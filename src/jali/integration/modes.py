@@ -86,16 +86,33 @@ def apply_sparse_attention(
 ) -> Handle:
     """Make the self-attention of a pipeline, or of a bare transformer, sparse until `.remove()`.
 
-    `method` is a method's name (`options` are its own), a Method, a preset's name or a Preset.
-    `mean_budget` is the asked share of the work: 0.5 for a method by name, else what the method or
-    preset says. A name runs with the first `warmup_frac` 0.2 of the steps (a share, or an int for
-    a count) and layer 0 dense; a Method or preset brings its own schedule, unless these two are
-    given. A bare transformer with a share of dense steps needs `steps`. With `when="auto"` calls
-    that would not get faster stay dense. `finite` says what happens when the output is not:
-    "raise", "warn" or "off". An attention mask that hides other things than keys cannot be kept
-    by a plan: it raises before the first step is done, or with `unknown_masks="dense"` such calls
-    stay dense. `model` names the model of a preset that differs between models, where the pipeline
-    is none of the registry's.
+    Args:
+        target: a diffusers pipeline, or its transformer.
+        method: a method's name (`options` are its own), a `Method`, a preset's name or a `Preset`.
+        mean_budget: asked share of the work; 0.5 for a method by name, else what the method or
+            preset says.
+        backend: "auto", or a name, which never falls back.
+        warmup_frac: dense first steps, a share (float) or a count (int); 0.2 for a method by name.
+            A `Method` or preset brings its own schedule, unless this is given.
+        dense_first_layer: whether layer 0 stays dense; True for a method by name.
+        steps: how many there will be, for a bare transformer with a share of dense steps.
+        when: "always", or "auto": calls that would not get faster stay dense.
+        finite: "raise", "warn" or "off", when the output is not finite.
+        unknown_masks: a mask that hides other things than keys cannot be kept by a plan: "raise"
+            before the first step is done, or "dense" for such calls.
+        model: the model of a preset that differs between models, where the pipeline is none of
+            the registry's.
+
+    Returns:
+        A `Handle`: `.stats()`, `.summary()`, `.remove()`.
+
+    Raises:
+        ValueError, TypeError: a value, model or processor that cannot be made sparse, by name,
+            before anything is changed.
+
+    Example:
+        >>> handle = apply_sparse_attention(pipe, "psa", mean_budget=0.3)
+        >>> pipe("a cat"); print(handle.summary()); handle.remove()
     """
     _check(backend, steps, when, finite, unknown_masks)
     pipe, transformers = transformers_of(target)
@@ -139,10 +156,23 @@ def sparse_processor_mode(
     model: str | None = None,
     **options: Any,
 ) -> Iterator[Handle]:
-    """A block in which a pipeline is sparse; see `apply_sparse_attention` for the arguments.
+    """A block in which a pipeline is sparse.
 
     Left in any way, it restores processors, hooks and backends, and logs one line: asked budget,
     achieved cost, predicted and measured speed-up, and why anything stayed dense.
+
+    Args:
+        pipe: a diffusers pipeline, or a transformer.
+        mean_budget: asked share of the work.
+        method: a method's name or a `Method`; or else
+        preset: a preset's name or a `Preset`.
+        backend, warmup_frac, dense_first_layer, steps, when, finite, unknown_masks, model,
+            options: as in `apply_sparse_attention`, which also says what is raised.
+
+    Example:
+        >>> with sparse_processor_mode(pipe, mean_budget=0.3) as run:
+        ...     video = pipe("a cat").frames
+        >>> print(run.summary())
     """
     if preset is not None and method != "entropy":
         raise ValueError("give method= or preset=, not both: a preset names its method")
