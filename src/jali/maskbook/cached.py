@@ -26,7 +26,7 @@ class Cached(Method):
         book: what is replayed.
         budget: the asked mean share; one that the book does not hold is derived from its
             importance before the first call.
-        part: (rank, ranks) where ranks share the heads.
+        rank, ranks: which part of the heads is here, where ranks share them.
         check: asked at every call; raises for a run that the book does not fit.
 
     Raises:
@@ -42,7 +42,8 @@ class Cached(Method):
 
     book: MaskBook
     budget: Budget = field(default_factory=Budget)
-    part: tuple[int, int] = (0, 1)
+    rank: int = 0
+    ranks: int = 1
     check: Callable[[Site], None] | None = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "cached"
@@ -79,7 +80,7 @@ class Cached(Method):
         return replace(self, budget=Budget(mean))
 
     def for_rank(self, rank: int, ranks: int) -> Cached:
-        return replace(self, part=(rank, ranks))
+        return replace(self, rank=rank, ranks=ranks)
 
     def plan(self, query: Query) -> BlockPlan:
         if query.causal:
@@ -96,11 +97,10 @@ class Cached(Method):
 
     def _heads(self, bits: Tensor, heads: int) -> Tensor:
         """This rank's heads. bits uint8 [H, M, ⌈N / 8⌉]."""
-        rank, ranks = self.part
-        if heads * ranks != bits.shape[0]:
-            here = f"{heads} heads on each of {ranks} ranks" if ranks > 1 else f"{heads} heads"
+        if heads * self.ranks != bits.shape[0]:
+            here = f"{heads} heads" + (f" on each of {self.ranks} ranks" if self.ranks > 1 else "")
             raise ValueError(f"the book has {bits.shape[0]} heads, this call has {here}")
-        return bits[rank * heads : (rank + 1) * heads]
+        return bits[self.rank * heads : (self.rank + 1) * heads]
 
     def _check_fit(self, layout: BlockLayout, site: Site) -> None:
         """Refuse another geometry or schedule, naming both values."""

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -73,7 +74,7 @@ def cached_processor_mode(
     opened = book if isinstance(book, MaskBook) else MaskBook.open(book)
     owner, transformers = transformers_of(pipe)
     check_model(opened, dict(transformers), other_weights)
-    levels = None if owner is None else _level_check(opened, weakref.ref(owner))
+    levels = None if owner is None else _noise_check(opened, weakref.ref(owner))
     method = with_schedule(
         Cached(opened, Budget(float(budget)), check=levels), warmup_frac, dense_first_layer
     )
@@ -86,7 +87,7 @@ def cached_processor_mode(
             when=when,
             finite=finite,
         ) as handle:
-            prepare(opened, float(budget), method, device_of(transformers[0][1]))
+            fetch_first_step(opened, float(budget), method, device_of(transformers[0][1]))
             yield handle
     finally:
         opened.close()
@@ -114,43 +115,39 @@ def check_model(
             )
 
 
-def prepare(book: MaskBook, budget: float, method: Method, device: torch.device) -> None:
+def fetch_first_step(book: MaskBook, budget: float, method: Method, device: torch.device) -> None:
     """Derive the budget where it was not asked for, and send for the first step's bits."""
     book.derive(budget, device)
-    tokens = book.grid.tokens
-    for step in range(book.steps):
-        here = [Site(step, book.steps, layer, book.layers) for layer in range(book.layers)]
-        if any(method.active(site, tokens) for site in here):
+    for step, layer in np.ndindex(book.steps, book.layers):
+        if method.active(Site(step, book.steps, layer, book.layers), book.grid.tokens):
             book.replay(device).prefetch(budget, step)
             return
 
 
-def _level_check(book: MaskBook, pipe: weakref.ReferenceType[Any]) -> Callable[[Site], None]:
+def _noise_check(book: MaskBook, pipe: weakref.ReferenceType[Any]) -> Callable[[Site], None]:
     """Compare the scheduler's noise levels with the book's, once for every list of timesteps."""
-    seen: list[Any] = []
+    h = book.header
+    compared: list[Any] = []
 
     def check(site: Site) -> None:
         scheduler = getattr(pipe(), "scheduler", None)
         timesteps = getattr(scheduler, "timesteps", None)
-        if seen and seen[0] is timesteps:
+        if compared and compared[0] is timesteps:
             return
-        found = noise_levels(scheduler, site.steps)
-        h = book.header
-        if found is not None and found[0] == h.noise_kind:
-            scale = max(abs(level) for level in h.noise) or 1.0
-            for step, (own, here) in enumerate(zip(h.noise, found[1], strict=True)):
-                if abs(own - here) <= CLOSE * scale:
-                    continue
-                text = (
-                    f"step {step} of the book is at noise level {own:.4g} ({h.noise_kind}), here "
-                    f"at {here:.4g}: the schedule is another one (its flow shift?); make a book "
-                    f"that fits with book.resample(steps=[the {site.steps} levels of this run])"
-                )
-                if not h.noise_assumed:
-                    raise ValueError(text)
-                log.warning("jali: %s", text)
-                break
-        seen[:] = [timesteps]
+        kind, levels = noise_levels(scheduler, site.steps) or ("", ())
+        off = np.abs(np.subtract(levels, h.noise)) if kind == h.noise_kind else np.zeros(1)
+        apart = ~(off <= CLOSE * (np.abs(h.noise).max() or 1.0))  # NaN is apart too
+        if apart.any():
+            step = int(apart.argmax())
+            text = (
+                f"step {step} of the book is at noise level {h.noise[step]:.4g} ({kind}), here at "
+                f"{levels[step]:.4g}: the schedule is another one (its flow shift?); make a book "
+                f"that fits with book.resample(steps=[the {site.steps} levels of this run])"
+            )
+            if not h.noise_assumed:
+                raise ValueError(text)
+            log.warning("jali: %s", text)
+        compared[:] = [timesteps]
 
     return check
 
