@@ -69,7 +69,7 @@ def calibrate(
         from jali.maskbook.calibration import calibrate as record
         from jali.tokens.layout import Blocks
 
-        sizes = {name: getattr(settings, name) for name in SIZES if name not in ("steps", "seed")}
+        sizes = settings.pick(*SIZES)
         pipe = load(settings)
     with job_errors(), progress_bar(quiet=as_json) as tell:
         book = record(
@@ -77,8 +77,6 @@ def calibrate(
             texts,
             output,
             model=settings.model,
-            steps=settings.steps,
-            seed=settings.seed,
             budgets=ready,
             branches=branches,
             importance=importance,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from jali.integration.config import BUDGET, WARMUP
@@ -56,26 +55,15 @@ def describe_method(method: Method) -> dict[str, Any]:
     assert isinstance(method, Schedule)
     cached = method.inner
     assert isinstance(cached, Cached)
-    schedule = {
-        f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.name != "inner"
-    }
+    names = [f.name for f in dataclasses.fields(method) if f.name != "inner"]
+    schedule = {name: getattr(method, name) for name in names}
     options = {"book": cached.book.digest, "budget": cached.budget.mean}
     return {"method": cached.name, "options": options, "schedule": schedule}
 
 
-@contextlib.contextmanager
-def replay_book(pipe: Any, settings: Settings) -> Iterator[Handle]:
-    """A pipeline that replays the book of resolved settings."""
+def replay_book(pipe: Any, settings: Settings) -> AbstractContextManager[Handle]:
+    """A block in which a pipeline replays the book of resolved settings."""
     from jali.maskbook.mode import cached_processor_mode
 
-    assert settings.masks is not None
-    assert settings.budget is not None
-    with cached_processor_mode(
-        pipe,
-        settings.masks,
-        budget=settings.budget,
-        backend=settings.backend,
-        warmup_frac=WARMUP if settings.warmup_frac is None else settings.warmup_frac,
-        dense_first_layer=settings.dense_first_layer is not False,
-    ) as handle:
-        yield handle
+    names = ("budget", "backend", "warmup_frac", "dense_first_layer")
+    return cached_processor_mode(pipe, str(settings.masks), **settings.pick(*names))

@@ -104,16 +104,9 @@ def record_text(run: Run, stats: Stats, plans: Sequence[dict[str, Any]]) -> str:
 
 
 def _row(row: CallRow) -> dict[str, Any]:
-    return {
-        "transformer": row.transformer,
-        "layer": row.layer,
-        "step": row.step,
-        "branch": row.branch,
-        "cost": round(row.cost, 5),
-        "heads": [round(cost, 4) for cost in row.heads],
-        "backend": row.backend,
-        "reason": row.reason,
-    }
+    names = ("transformer", "layer", "step", "branch", "cost", "heads", "backend", "reason")
+    rounded = {"cost": round(row.cost, 5), "heads": [round(cost, 4) for cost in row.heads]}
+    return {name: getattr(row, name) for name in names} | rounded
 
 
 def _footprint(

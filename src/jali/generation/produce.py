@@ -128,16 +128,8 @@ def load(settings: Settings) -> Any:
     """The pipeline that resolved settings name, quiet."""
     from jali.integration.models.pipeline import load_pipeline
 
-    pipe = load_pipeline(
-        settings.model,
-        path=settings.path,
-        device=settings.device,
-        dtype=settings.dtype,
-        cpu_offload=settings.cpu_offload,
-        lora=settings.lora,
-        height=settings.height,
-        width=settings.width,
-    )
+    names = ("path", "device", "dtype", "cpu_offload", "lora", "height", "width")
+    pipe = load_pipeline(settings.model, **settings.pick(*names))
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -147,10 +139,7 @@ def check_sizes(pipe: Any, settings: Settings) -> None:
     from jali.integration.models.size import check_size, strides_of
 
     card = model_card(settings.model)
-    height, width, frames = settings.height, settings.width, settings.num_frames
-    assert height is not None
-    assert width is not None
-    assert frames is not None
+    height, width, frames = settings.pick("height", "width", "num_frames").values()
     check_size(strides_of(pipe, card), height, width, frames, card)
 
 
@@ -192,20 +181,11 @@ def frames_of(
         return kwargs
 
     tells = "callback_on_step_end" in inspect.signature(type(pipe).__call__).parameters
+    names = ("height", "width", "num_frames", "steps", "guidance", "negative_prompt")
     return generate_video(
-        pipe,
-        prompt,
-        settings.model,
-        height=settings.height,
-        width=settings.width,
-        num_frames=settings.num_frames,
-        steps=settings.steps,
-        guidance=settings.guidance,
-        seed=seed,
-        negative_prompt=settings.negative_prompt,
-        callback_on_step_end=step_ended if tells else None,
-        **settings.arguments,
-    )
+        pipe, prompt, settings.model, seed=seed, callback_on_step_end=step_ended if tells else None,
+        **settings.pick(*names), **settings.arguments,
+    )  # fmt: skip
 
 
 # The folder

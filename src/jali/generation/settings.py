@@ -266,6 +266,10 @@ class Settings:
 
     # As plain values
 
+    def pick(self, *names: str) -> dict[str, Any]:
+        """These settings by name, as arguments for a call."""
+        return {name: getattr(self, name) for name in names}
+
     def to_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
