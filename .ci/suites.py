@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,8 +84,9 @@ def tests(paths: list[str], options: list[str], fresh: bool) -> Callable[[], int
     def run() -> int:
         import pytest
 
-        # httpx imported anyio already, and its plugin would say so in every part.
-        return int(pytest.main(["-p", "no:anyio", *words]))
+        # anyio's plugin was imported with httpx, before pytest could look into it; so what.
+        quiet = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
+        return int(pytest.main(["-W", quiet, *words]))
 
     return run
 
@@ -125,6 +127,8 @@ def show(part: Part) -> None:
     part.output.seek(0)
     sys.stdout.buffer.write(part.output.read())
     sys.stdout.flush()
+    if part.status is not None and part.status < 0:
+        print(f"ended by {signal.Signals(-part.status).name}", flush=True)
 
 
 def work(todo: list[Part], workers: int) -> None:

@@ -48,7 +48,7 @@ def test_the_direction_of_imports_is_what_design_says() -> None:
 
     text = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
     line = text.split("## Direction")[1].split("```")[1].split("\n\n")[0]
-    ranks = [re.findall(r"[a-z]+", part) for part in line.split("└")[0].split("▶")]
+    ranks = [re.findall(r"[a-z_]+", part) for part in line.split("└")[0].split("▶")]
     named = {name for rank in ranks for name in rank}
     for left, right in itertools.pairwise(ranks):
         assert min(LAYERS[name] for name in left) > max(LAYERS[name] for name in right), (

@@ -58,6 +58,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
     headings = set(re.findall(r'<h2 id="[\w.]*?(\w+)" class="doc doc-heading"', text))
     assert set(jali.__all__) <= headings
+    assert "<blockquote" not in text  # an example that is not shown as code
 
 
 def test_search_works_from_a_folder(site: Path) -> None:
