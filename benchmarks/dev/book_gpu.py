@@ -32,7 +32,7 @@ from jali.files import write_json
 from jali.maskbook import Fingerprint, Header, MaskBook, write_book
 from jali.maskbook.bits import plan_of
 from jali.maskbook.cached import Cached
-from jali.methods.method import Query
+from jali.methods import FastestDense, Query
 from jali.planning.budget import Budget
 from jali.planning.plan import BlockPlan
 from jali.planning.scoring import sample_positions, sampled_scores
@@ -188,7 +188,7 @@ def calibration_rows(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
         from diffusers import WanTransformer3DModel
 
         from jali.integration.modes import apply_sparse_attention
-        from jali.maskbook.calibration.recorder import Recorder, Unplanned
+        from jali.maskbook.calibration.recorder import Recorder
         from jali.maskbook.calibration.running_mean import RunningMean
         from jali.maskbook.calibration.scorer import Sampled
     except ImportError as error:
@@ -229,7 +229,7 @@ def calibration_rows(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
     rows: dict[str, Any] = {"layers": layers, "tokens": SHAPE.tokens, "batch": 1}
     with torch.no_grad():
         rows["stock_ms"] = statistics.median(timed(forward))
-        handle = apply_sparse_attention(model, Unplanned(), steps=count)
+        handle = apply_sparse_attention(model, FastestDense(), steps=count)
         try:
             rows["dense_ms"] = statistics.median(timed(forward))
             handle.run.clock.restart()
