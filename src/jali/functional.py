@@ -13,9 +13,10 @@ from torch import Tensor
 
 from jali.attend import attend
 from jali.checks import check_scale, check_tensors
-from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2, suggest
-from jali.planning.budget import Budget, check_share
+from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2
+from jali.planning.budget import Budget
 from jali.tokens.grid import Text, TokenGrid
+from jali.value import check_share, suggest
 
 LAYOUTS = ("BNSD", "BSND")
 SPARSE_TYPES = (None, "rf_v2", "ada_bsa", "entropy", "psa")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 
@@ -13,6 +12,7 @@ from jali.backends.flex import Flex
 from jali.backends.reference import Reference
 from jali.backends.torch import Torch
 from jali.backends.triton import Triton
+from jali.value import suggest
 
 log = logging.getLogger("jali")
 
@@ -42,9 +42,7 @@ def choose(name: str, task: Task) -> Backend:
 def check_name(name: str) -> None:
     """Only 'auto' and known names pass."""
     if name != "auto" and name not in BACKENDS:
-        close = difflib.get_close_matches(name, BACKENDS, n=1)
-        guess = f"; did you mean {close[0]!r}?" if close else ";"
-        raise ValueError(f"unknown backend {name!r}{guess} known: auto, {', '.join(BACKENDS)}")
+        raise ValueError(f"unknown backend {name!r}{suggest(name, ['auto', *BACKENDS])}")
 
 
 def why_not(task: Task) -> dict[str, list[str]]:

@@ -130,7 +130,7 @@ def read_names(given: str, known: Iterable[str] = (), what: str = "") -> list[st
     names, known = read_list(given, str, ""), list(known)
     for name in names:
         if known and name not in known:
-            from jali.methods import suggest
+            from jali.value import suggest
 
             raise ValueError(f"unknown {what} {name!r}{suggest(name, known)}")
     return names

@@ -128,7 +128,8 @@ class Experiment:
 
     def _check_names(self, model: str) -> None:
         """Refuse a preset, method or metric that there is not, or not for such an experiment."""
-        from jali.methods import METHODS, suggest
+        from jali.methods import METHODS
+        from jali.value import suggest
 
         asked = self.settings
         if asked.preset is not None:

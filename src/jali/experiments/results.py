@@ -95,7 +95,7 @@ class Results:
         return list(dict.fromkeys(found)) if names else self.tags()
 
     def _refuse(self, name: str) -> None:
-        from jali.methods import suggest
+        from jali.value import suggest
 
         sweeps = sorted(path.parent.name for path in self.root.glob("_sweeps/*/sweep.json"))
         known = [*sweeps, *self.tags()]

@@ -218,7 +218,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _known(data: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
-    from jali.methods import suggest
+    from jali.value import suggest
 
     for key in data:
         if key not in known:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from jali.attend import attend
 from jali.integration.backend_name import add_backend_name
 from jali.methods import Method, make_method
-from jali.methods.method import check_count
 from jali.planning.site import Site
 from jali.tokens.grid import Box, TokenGrid
+from jali.value import check_count
 
 _SELF_ATTENTION = re.compile(r"blocks\.\d+\.attn1")
 
@@ -36,8 +36,9 @@ class KVCache:
     """
 
     def __init__(self, limit: int | None = None, sink: int = 0) -> None:
-        check_count("limit", limit)
         check_count("sink", sink, least=0)
+        if limit is not None:
+            check_count("limit", limit)
         if limit is not None and sink >= limit:
             raise ValueError(f"need sink < limit frames, got sink={sink}, limit={limit}")
         self.limit, self.sink = limit, sink

@@ -9,6 +9,7 @@ from typing import Any
 
 from jali.integration.geometry import Geometry, ImageIds, LatentShape, NamedSizes, ShapeList
 from jali.tokens.grid import Box, Text, TokenGrid
+from jali.value import check_choice
 
 # How q, k and v come to us: through diffusers' dispatcher, or a `__call__` of our own.
 ATTENTION_CALLS = ("dispatcher", "cogvideox", "hunyuan15")
@@ -44,13 +45,8 @@ class Family:
     branches: Mapping[str, str] = field(default_factory=lambda: BRANCHES)
 
     def __post_init__(self) -> None:
-        if self.text not in ("none", "front", "back"):
-            raise ValueError(f"text must be 'none', 'front' or 'back', got {self.text!r}")
-        if self.attention_call not in ATTENTION_CALLS:
-            raise ValueError(
-                f"attention_call must be one of {', '.join(ATTENTION_CALLS)}, "
-                f"got {self.attention_call!r}"
-            )
+        check_choice("text", self.text, ("none", "front", "back"))
+        check_choice("attention_call", self.attention_call, ATTENTION_CALLS)
         if not isinstance(self.geometry, Geometry):
             raise TypeError(f"geometry must be a Geometry, got {self.geometry!r}")
 

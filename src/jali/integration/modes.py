@@ -24,9 +24,9 @@ from jali.integration.config import BUDGET, WARMUP
 from jali.integration.models.preset import check_preset, preset_for
 from jali.integration.run import Run
 from jali.integration.stats import Stats
-from jali.methods import METHODS, Dense, Method, Schedule, make_method, suggest
-from jali.planning.budget import check_share
+from jali.methods import METHODS, Dense, Method, Schedule, make_method
 from jali.presets import Preset, load_preset, presets
+from jali.value import check_choice, check_share, check_steps, suggest
 
 log = logging.getLogger("jali")
 
@@ -213,12 +213,9 @@ def _check(
     backend: str, steps: int | None, when: str, finite: str, unknown_masks: str = "raise"
 ) -> None:
     check_name(backend)
-    if when not in WHEN:
-        raise ValueError(f"when must be 'always' or 'auto', got {when!r}")
-    if finite not in FINITE:
-        raise ValueError(f"finite must be 'raise', 'warn' or 'off', got {finite!r}")
-    if unknown_masks not in UNKNOWN_MASKS:
-        raise ValueError(f"unknown_masks must be 'raise' or 'dense', got {unknown_masks!r}")
+    check_choice("when", when, WHEN)
+    check_choice("finite", finite, FINITE)
+    check_choice("unknown_masks", unknown_masks, UNKNOWN_MASKS)
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise ValueError(f"steps must be a count of at least 1, got {steps!r}")
 
@@ -235,7 +232,7 @@ def chosen_method(
     if budget is not None:
         check_share("mean_budget", budget)
     if warmup is not None:
-        _check_warmup(warmup)
+        check_steps("warmup_frac", warmup)
     by_name = isinstance(asked, str) and asked in METHODS
     if by_name:
         method = make_method(asked, **options)
@@ -252,13 +249,6 @@ def chosen_method(
     if isinstance(method, Dense):
         return method
     return with_schedule(method, warmup, first_layer)
-
-
-def _check_warmup(warmup: Any) -> None:
-    if isinstance(warmup, float):
-        check_share("warmup_frac", warmup)
-    elif isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-        raise ValueError(f"warmup_frac is a share in [0, 1] or a count of steps, got {warmup!r}")
 
 
 def with_schedule(method: Method, warmup: float | int | None, first_layer: bool | None) -> Method:

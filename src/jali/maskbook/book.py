@@ -24,10 +24,11 @@ from jali.maskbook.container import (
 )
 from jali.maskbook.header import MEAN, Header, read_header
 from jali.maskbook.quantization import dequantize
-from jali.planning.budget import Budget, check_share
+from jali.planning.budget import Budget
 from jali.planning.plan import BlockPlan
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
+from jali.value import check_share
 
 if TYPE_CHECKING:
     from jali.maskbook.replay import Replay

@@ -25,8 +25,9 @@ from jali.maskbook.cached import Cached
 from jali.maskbook.fingerprint import Fingerprint
 from jali.maskbook.noise import noise_levels
 from jali.methods import Method
-from jali.planning.budget import Budget, check_share
+from jali.planning.budget import Budget
 from jali.planning.site import Site
+from jali.value import check_share
 
 log = logging.getLogger("jali")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
 from jali.methods.ada_bsa import AdaBsa
@@ -14,6 +13,7 @@ from jali.methods.method import Method, Query, Scored
 from jali.methods.psa import Psa
 from jali.methods.rf_v2 import RfV2
 from jali.methods.schedule import Schedule
+from jali.value import suggest
 
 METHODS: dict[str, type[Method]] = {
     method.name: method for method in (Dense, Entropy, Psa, RfV2, AdaBsa, Random, Local)
@@ -36,13 +36,6 @@ def make_method(method: str | Method, **options: Any) -> Method:
         if option not in known:
             raise ValueError(f"{method} has no option {option!r}{suggest(option, known)}")
     return kind(**options)
-
-
-def suggest(name: str, known: Any) -> str:
-    """'; did you mean …? known: …'"""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    guess = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"{guess} known: {', '.join(map(str, known))}"
 
 
 __all__ = [

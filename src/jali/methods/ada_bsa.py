@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jali.methods.method import Method, Query
-from jali.planning.budget import blocks_for, check_share
+from jali.planning.budget import blocks_for
 from jali.planning.plan import BlockPlan
 from jali.planning.scoring import antidiagonal_scores
 from jali.planning.selection import count_to_reach, keep_top
 from jali.tokens.layout import BlockLayout, Blocks
+from jali.value import check_share
 
 
 @dataclass(frozen=True)

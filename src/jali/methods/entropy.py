@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from jali.methods.method import Query, Scored, check_count
+from jali.methods.method import Query, Scored
 from jali.methods.sampling import jittered_positions
 from jali.planning.budget import blocks_by_entropy
 from jali.planning.scoring import sample_positions, sampled_scores
 from jali.tokens.layout import BlockLayout
 from jali.tokens.order import Order, Raster
+from jali.value import check_count
 
 
 @dataclass(frozen=True)

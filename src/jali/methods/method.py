@@ -18,6 +18,7 @@ from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
 from jali.tokens.order import Order, Raster
 from jali.tokens.padding import KeyPadding
+from jali.value import check_count
 
 
 class Query(NamedTuple):
@@ -34,16 +35,6 @@ class Query(NamedTuple):
     padding: KeyPadding | None = None
     causal: bool = False
     v: Tensor | None = None
-
-
-def check_count(name: str, value: int | None, least: int = 1) -> None:
-    """A count is an int, at least `least`; None means that it is left to others."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 class Method(abc.ABC):
@@ -134,8 +125,9 @@ class Scored(Method):
     k_block: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_count("q_block", self.q_block)
-        check_count("k_block", self.k_block)
+        for name in ("q_block", "k_block"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
 
     @property
     def can_be_causal(self) -> bool:  # type: ignore[override]

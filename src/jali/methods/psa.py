@@ -12,12 +12,12 @@ from torch import Tensor
 
 from jali.methods.method import Method, Query
 from jali.methods.sampling import jittered_positions
-from jali.planning.budget import check_share
 from jali.planning.plan import RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.scoring import key_similarity, peak_scores
 from jali.planning.selection import keep_pyramid, protect
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Gilbert, Order
+from jali.value import check_choice, check_share
 
 Range = tuple[float, float]
 Ranges = tuple[tuple[int, Range], ...]
@@ -63,9 +63,9 @@ class Psa(Method):
     PER_SAMPLE: ClassVar[int] = 4  # one token in four is sampled, of queries and of keys
 
     def __post_init__(self) -> None:
-        _choice("mode", self.mode, ("topk", "thresholdbound"))
-        _choice("axis", self.axis, ("block", "step"))
-        _choice("importance", self.importance, ("softmax", "surrogate"))
+        check_choice("mode", self.mode, ("topk", "thresholdbound"))
+        check_choice("axis", self.axis, ("block", "step"))
+        check_choice("importance", self.importance, ("softmax", "surrogate"))
         check_share("floor", self.floor)
         object.__setattr__(self, "mask_ratios", _ranges(self.mask_ratios))
         check_ratios(self.ratios, self._blocks.k)
@@ -227,8 +227,3 @@ def _ranges(given: Ranges | Mapping[int, Range]) -> Ranges:
     if SKIP in items and abs(at - 1) > 1e-6:
         raise ValueError(f"mask_ratios[0] must end at 1.0, got {at}")
     return tuple(checked)
-
-
-def _choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

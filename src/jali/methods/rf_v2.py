@@ -10,13 +10,14 @@ from typing import ClassVar
 import torch
 
 from jali.methods.method import Method, Query
-from jali.planning.budget import blocks_for, check_share
+from jali.planning.budget import blocks_for
 from jali.planning.plan import BlockPlan
 from jali.planning.scoring import at_least_fp32, block_means, mean_scores
 from jali.planning.selection import keep_top
 from jali.tokens.grid import Box, TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
 from jali.tokens.order import FrameWindows, Order, Raster, Tiled
+from jali.value import check_share
 
 
 @dataclass(frozen=True)

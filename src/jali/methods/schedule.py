@@ -9,13 +9,13 @@ from typing import ClassVar
 
 import torch
 
-from jali.methods.method import Method, Query, check_count
-from jali.planning.budget import check_share
+from jali.methods.method import Method, Query
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order
+from jali.value import check_count, check_share, check_steps
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,7 @@ class Schedule(Method):
         if not isinstance(self.inner, Method):
             raise TypeError(f"Schedule wraps a method, got {self.inner!r}")
         for name in ("dense_steps", "dense_last_steps"):
-            value = getattr(self, name)
-            if isinstance(value, float):
-                check_share(name, value)
-            elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} is a count >= 0 or a share in [0, 1], got {value!r}")
+            check_steps(name, getattr(self, name))
         check_count("min_tokens", self.min_tokens, least=0)
         for name in ("dense_layers", "budgets"):
             object.__setattr__(self, name, tuple(getattr(self, name)))

@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from jali import kernels
-
-
-def check_share(name: str, value: float) -> None:
-    """A share is a real number in 0..1; NaN is not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number in [0, 1], got {value!r}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value}")
+from jali.value import check_share
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from jali.methods import suggest
 from jali.presets.file import read_file, read_text
 from jali.presets.preset import ModelPresets, Preset, VideoScale
+from jali.value import suggest
 
 
 def presets(model: str | None = None) -> tuple[Preset, ...]:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jali.methods import METHODS, Method, Schedule, make_method, suggest
+from jali.methods import METHODS, Method, Schedule, make_method
 from jali.presets.schema import ABSENT, errors_at, fail, read_fields, read_object, write_fields
+from jali.value import suggest
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jali.methods import Method, suggest
+from jali.methods import Method
 from jali.tokens.grid import Box, Text, TokenGrid
+from jali.value import suggest
 
 
 @dataclass(frozen=True, slots=True)

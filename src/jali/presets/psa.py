@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal
 
-from jali.methods import Dense, Method, Psa, Schedule, suggest
+from jali.methods import Dense, Method, Psa, Schedule
 from jali.presets.preset import ModelPresets, Preset, VideoScale
 from jali.presets.schema import ABSENT, Count, errors_at, fail, read_object
 from jali.tokens.order import Gilbert, Order, Raster, Tiled
+from jali.value import suggest
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NewType, NoReturn, Union
 
-from jali.methods import suggest
 from jali.planning.budget import Budget
 from jali.tokens.order import FrameWindows, Gilbert, Order, Raster, Tiled
+from jali.value import suggest
 
 ABSENT: Any = None  # default of a field that a file may leave out, but not set to null
 Count = NewType("Count", int)  # an int >= 0

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-
-def _check_size(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+from jali.value import check_choice, check_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +15,7 @@ class Text:
     tokens: int
 
     def __post_init__(self) -> None:
-        _check_size("text tokens", self.tokens)
+        check_count("text tokens", self.tokens)
 
     def __str__(self) -> str:
         return f"{self.tokens} text"
@@ -36,7 +31,7 @@ class Box:
 
     def __post_init__(self) -> None:
         for name in ("frames", "height", "width"):
-            _check_size(name, getattr(self, name))
+            check_count(name, getattr(self, name))
 
     @property
     def tokens(self) -> int:
@@ -90,8 +85,7 @@ class TokenGrid:
         text_side: str = "front",
     ) -> TokenGrid:
         """One video or image, with `text` tokens in front of it or behind it."""
-        if text_side not in ("front", "back"):
-            raise ValueError(f"text_side must be 'front' or 'back', got {text_side!r}")
+        check_choice("text_side", text_side, ("front", "back"))
         if isinstance(text, bool) or not isinstance(text, int) or text < 0:
             raise ValueError(f"text must be a count of tokens >= 0, got {text!r}")
         box = Box(frames, height, width)

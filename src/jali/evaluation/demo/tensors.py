@@ -23,8 +23,8 @@ from jali.backends import BACKENDS
 from jali.evaluation.demo.heads import MadeUpHeads
 from jali.evaluation.inspection.judge import CONTROLS
 from jali.methods import METHODS, Dense
-from jali.planning.budget import check_share
 from jali.planning.plan import BlockPlan
+from jali.value import check_share
 from jali.version import __version__
 
 FULL, QUICK = (10, 24, 40), (6, 20, 40)

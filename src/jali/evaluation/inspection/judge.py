@@ -12,8 +12,9 @@ from torch import Tensor
 from jali.attend import PreparedCall, prepare
 from jali.checks import check_call
 from jali.evaluation.inspection.capture import Capture
-from jali.methods import METHODS, Dense, Method, make_method, suggest
+from jali.methods import METHODS, Dense, Method, make_method
 from jali.planning.plan import BlockPlan
+from jali.value import suggest
 
 CONTROLS = ("random", "local")
 ROWS = 64  # sampled queries; every head of every method is judged on the same ones

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from jali.methods import suggest
 from jali.presets import resolve_model
+from jali.value import suggest
 
 
 @dataclass(frozen=True, slots=True)

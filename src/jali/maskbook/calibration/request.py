@@ -14,10 +14,10 @@ from jali import files
 from jali.maskbook import MEAN, Fingerprint
 from jali.maskbook.calibration.scorer import Scorer
 from jali.maskbook.header import check_blocks
-from jali.planning.budget import check_share
 from jali.presets import schema
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Order
+from jali.value import check_share
 
 BRANCHES = {"mean": (MEAN,), "separate": ("cond", "uncond")}
 

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from jali.methods import Query
-from jali.methods.method import check_count
 from jali.planning.scoring import antidiagonal_scores, mean_scores, sample_positions, sampled_scores
+from jali.value import check_count
 
 
 @runtime_checkable
