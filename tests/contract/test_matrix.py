@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from jali import BlockPlan, Box, Site, Text, TokenGrid, attend
 from jali.attend import Attended
 from jali.backends import BACKENDS, Reference, Task, choose
-from jali.checks import check
+from jali.checks import check_call, check_padding
 from jali.planning.plan import full_plan
 from jali.tokens.layout import Blocks, block_layout
 from jali.tokens.padding import KeyPadding
@@ -86,7 +86,8 @@ def agrees(
     method = METHODS[name]
     padded: dict[str, Any] = {"key_length": key_length, "key_mask": key_mask}
     where: dict[str, Any] = {"grid": geometry.q, "key_grid": geometry.k, "offset": geometry.offset}
-    call = check(q, k, v, **where, scale=None, **padded, causal=causal, method=method)
+    padding = check_padding(key_length, key_mask, k)
+    call = check_call(q, k, v, method, **where, padding=padding, causal=causal)
     reasons = BACKENDS[backend].why_not(call.task)
     if reasons:  # a named backend never falls back
         with pytest.raises(ValueError, match="cannot run this"):
@@ -306,7 +307,7 @@ def test_any_plan(device: str, backend: str, data: st.DataObject, seed: int) -> 
 def test_full_plan_is_sdpa(device: str, backend: str, causal: bool) -> None:
     """The reference itself is held against PyTorch."""
     q, k, v = tensors(133, H=6, kv=2, device=device)
-    task = check(q, k, v, None, None, None, None, None, None, causal, METHODS["dense"]).task
+    task = check_call(q, k, v, METHODS["dense"], causal=causal).task
     if BACKENDS[backend].why_not(task):
         pytest.skip("; ".join(BACKENDS[backend].why_not(task)))
     blocks = BACKENDS[backend].preferred(task)
