@@ -94,6 +94,14 @@ def test_layouts_agree(sparse_type: str | None, text: int) -> None:
     assert torch.equal(first, second.transpose(1, 2))
 
 
+def test_tokens_first_takes_other_keys() -> None:
+    """In BSND, too, the heads are compared, not the tokens: 77 keys of 100 queries."""
+    q, k, v = tensors(100, 77, H=3)
+    moved = (x.transpose(1, 2) for x in (q, k, v))
+    out = sparse_attention(*moved, head_num=3, input_layout="BSND", sparse_type="entropy")
+    assert torch.equal(out.transpose(1, 2), sparse_attention(q, k, v, sparse_type="entropy"))
+
+
 @pytest.mark.parametrize("sparse_type", [None, *TYPES])
 def test_non_contiguous_inputs(sparse_type: str | None) -> None:
     q, k, v = tensors(300, B=2, H=3)

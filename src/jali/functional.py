@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import NoneType
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,11 +16,30 @@ from jali.checks import check_scale, check_tensors
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2
 from jali.planning.budget import Budget
 from jali.tokens.grid import Text, TokenGrid
-from jali.value import check_share, suggest
+from jali.value import check_choice, check_share, suggest
 
 LAYOUTS = ("BNSD", "BSND")
 SPARSE_TYPES = (None, "rf_v2", "ada_bsa", "entropy", "psa")
 
+# The operator's arguments, those of `sparse_attention` in their order, by the types of its schema.
+_ARGUMENTS = {
+    "q": "Tensor", "k": "Tensor", "v": "Tensor", "attn_mask": "Tensor?", "scale": "float?",
+    "is_causal": "bool", "head_num": "SymInt", "input_layout": "str", "inner_precise": "SymInt",
+    "sparse_type": "str?", "txt_len": "SymInt", "block_size": "SymInt",
+    "latent_shape_q": "SymInt[]?", "latent_shape_k": "SymInt[]?", "keep_sink": "bool",
+    "keep_recent": "bool", "cdf_threshold": "float", "sparsity": "float", "compat": "bool",
+    "backend": "str",
+}  # fmt: skip
+# What is taken as each of them. The operator's own complaints would be RuntimeErrors.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "Tensor": ((Tensor,), "a tensor"),
+    "bool": ((bool,), "a bool"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "a word"),
+    "SymInt": ((int, torch.SymInt), "an int"),
+    "SymInt[]": ((list, tuple), "[frames, height, width]"),
+}
+_TYPES |= {f"{name}?": ((*kinds, NoneType), words) for name, (kinds, words) in _TYPES.items()}
 # Options that belong to some methods only. Elsewhere they must keep their default.
 _OPTIONS: dict[str, tuple[Any, tuple[str | None, ...]]] = {
     "keep_sink": (True, ("ada_bsa",)),
@@ -90,94 +109,47 @@ def sparse_attention(
     """
     if unknown:
         name = next(iter(unknown))
-        known = [p for p in sparse_attention.__code__.co_varnames if p not in ("unknown",)][:20]
-        raise TypeError(f"sparse_attention has no option {name!r}{suggest(name, known)}")
-    # The operator's own complaints would be RuntimeErrors about its schema.
-    for kinds, what, given in (
-        ((Tensor,), "a tensor", {"q": q, "k": k, "v": v}),
-        ((Tensor, NoneType), "a tensor", {"attn_mask": attn_mask}),
-        ((int, float, NoneType), "a number", {"scale": scale}),
-        ((int, float), "a number", {"sparsity": sparsity, "cdf_threshold": cdf_threshold}),
-        ((bool,), "a bool", {"is_causal": is_causal, "keep_sink": keep_sink,
-                             "keep_recent": keep_recent, "compat": compat}),
-        ((int, torch.SymInt), "an int", {"head_num": head_num, "inner_precise": inner_precise,
-                                         "txt_len": txt_len, "block_size": block_size}),
-        ((str,), "a word", {"input_layout": input_layout, "backend": backend}),
-        ((str, NoneType), "a word", {"sparse_type": sparse_type}),
-        ((list, tuple, NoneType), "[frames, height, width]",
-         {"latent_shape_q": latent_shape_q, "latent_shape_k": latent_shape_k}),
-    ):  # fmt: skip
-        for name, value in given.items():
-            if not isinstance(value, kinds):
-                raise TypeError(f"{name} must be {what}, got {value!r}")
-    for name, shape in (("latent_shape_q", latent_shape_q), ("latent_shape_k", latent_shape_k)):
-        if shape is not None and not all(isinstance(n, int | torch.SymInt) for n in shape):
-            raise TypeError(f"{name} must be three ints, got {shape!r}")
-    check_tensors(q, k, v)
-    return torch.ops.jali.sparse_attention(
+        raise TypeError(f"sparse_attention has no option {name!r}{suggest(name, _ARGUMENTS)}")
+    given = (
         q, k, v, attn_mask, scale, is_causal, head_num, input_layout, inner_precise, sparse_type,
         txt_len, block_size, latent_shape_q, latent_shape_k, keep_sink, keep_recent,
         cdf_threshold, sparsity, compat, backend,
     )  # fmt: skip
+    for (name, declared), value in zip(_ARGUMENTS.items(), given, strict=True):
+        kinds, words = _TYPES[declared]
+        if not isinstance(value, kinds):
+            raise TypeError(f"{name} must be {words}, got {value!r}")
+    for name, shape in (("latent_shape_q", latent_shape_q), ("latent_shape_k", latent_shape_k)):
+        if shape is not None and not all(isinstance(n, int | torch.SymInt) for n in shape):
+            raise TypeError(f"{name} must be three ints, got {shape!r}")
+    check_choice("input_layout", input_layout, LAYOUTS)
+    check_tensors(*_heads_first(input_layout, q, k, v))
+    return torch.ops.jali.sparse_attention(*given)
 
 
-@torch.library.custom_op("jali::sparse_attention", mutates_args=())
-def _sparse_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    is_causal: bool,
-    head_num: int,
-    input_layout: str,
-    inner_precise: int,
-    sparse_type: str | None,
-    txt_len: int,
-    block_size: int,
-    latent_shape_q: Sequence[int] | None,
-    latent_shape_k: Sequence[int] | None,
-    keep_sink: bool,
-    keep_recent: bool,
-    cdf_threshold: float,
-    sparsity: float,
-    compat: bool,
-    backend: str,
-) -> Tensor:
-    given = {
-        "keep_sink": keep_sink,
-        "keep_recent": keep_recent,
-        "cdf_threshold": cdf_threshold,
-        "compat": compat,
-        "block_size": block_size,
-    }
-    _check_options(sparse_type, input_layout, inner_precise, sparsity, given)
-    if input_layout == "BSND":
-        q, k, v = (x.transpose(1, 2) if x.dim() == 4 else x for x in (q, k, v))
-    check_tensors(q, k, v)
-    _check_heads(q, head_num, input_layout)
-    q_grid = _grid(latent_shape_q, txt_len, q.shape[2], "latent_shape_q")
+_SCHEMA = ", ".join(f"{declared} {name}" for name, declared in _ARGUMENTS.items())
+
+
+@torch.library.custom_op("jali::sparse_attention", mutates_args=(), schema=f"({_SCHEMA}) -> Tensor")
+def _sparse_attention(*values: Any) -> Tensor:
+    given: Any = SimpleNamespace(**dict(zip(_ARGUMENTS, values, strict=True)))
+    _check_options(given)
+    q, k, v = _heads_first(given.input_layout, given.q, given.k, given.v)
+    _check_heads(q, given.head_num, given.input_layout)
+    q_grid = _grid(given.latent_shape_q, given.txt_len, q.shape[2], "latent_shape_q")
     k_grid = None
-    if latent_shape_k is not None or k.shape[2] != q.shape[2]:
-        k_grid = _grid(latent_shape_k, txt_len, k.shape[2], "latent_shape_k")
-    if sparse_type is None:
-        out = _dense(q, k, v, attn_mask, scale, is_causal, backend)
+    if given.latent_shape_k is not None or k.shape[2] != q.shape[2]:
+        k_grid = _grid(given.latent_shape_k, given.txt_len, k.shape[2], "latent_shape_k")
+    mask, scale, causal, backend = given.attn_mask, given.scale, given.is_causal, given.backend
+    if given.sparse_type is None:
+        out = _dense(q, k, v, mask, scale, causal, backend)
     else:
+        real = _key_mask(mask, q.shape[0], k.shape[2])
         out = attend(
-            q,
-            k,
-            v,
-            method=_method(sparse_type, 1 - sparsity, given),
-            grid=q_grid,
-            key_grid=k_grid,
-            backend=backend,
-            scale=scale,
-            key_mask=_key_mask(attn_mask, q.shape[0], k.shape[2]),
-            causal=is_causal,
-        ).out
-    if input_layout == "BSND":
-        out = out.transpose(1, 2)
-    return out.contiguous()
+            q, k, v, method=_method(given), grid=q_grid, key_grid=k_grid, backend=backend,
+            scale=scale, key_mask=real, causal=causal,
+        ).out  # fmt: skip
+    return _heads_first(given.input_layout, out)[0].contiguous()
 
 
 @_sparse_attention.register_fake
@@ -185,47 +157,42 @@ def _(q: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def _method(sparse_type: str, budget: float, given: dict[str, Any]) -> Method:
-    sparsity, size = 1 - budget, given["block_size"]
-    if sparse_type == "rf_v2":
-        return RfV2(sparsity=sparsity, block_size=size, compat=given["compat"])
-    if sparse_type == "ada_bsa":
-        return AdaBsa(
-            sparsity=sparsity,
-            cdf_threshold=given["cdf_threshold"],
-            keep_sink=given["keep_sink"],
-            keep_recent=given["keep_recent"],
-            block_size=size,
-            compat=given["compat"],
-        )
-    if sparse_type == "psa":
-        return Psa().with_budget(budget)
-    return Entropy(Budget(budget), k_block=size)
+def _heads_first(layout: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """From the caller's layout to BNSD, or back: it is the same."""
+    if layout == "BNSD":
+        return tensors
+    return tuple(x.transpose(1, 2) if x.dim() == 4 else x for x in tensors)
 
 
-def _check_options(
-    sparse_type: str | None,
-    layout: str,
-    inner_precise: int,
-    sparsity: float,
-    given: dict[str, Any],
-) -> None:
-    if layout not in LAYOUTS:
-        raise ValueError(f"input_layout must be 'BNSD' or 'BSND', got {layout!r}")
-    if sparse_type not in SPARSE_TYPES:
+def _method(given: Any) -> Method:
+    sparsity, size = given.sparsity, given.block_size
+    if given.sparse_type == "rf_v2":
+        return RfV2(sparsity, size, compat=given.compat)
+    if given.sparse_type == "ada_bsa":
+        own = given.cdf_threshold, given.keep_sink, given.keep_recent
+        return AdaBsa(sparsity, *own, block_size=size, compat=given.compat)
+    if given.sparse_type == "psa":
+        return Psa().with_budget(1 - sparsity)
+    return Entropy(Budget(1 - sparsity), k_block=size)
+
+
+def _check_options(given: Any) -> None:
+    kind = given.sparse_type
+    if kind not in SPARSE_TYPES:
         known = ["None", *SPARSE_TYPES[1:]]
-        raise ValueError(f"unknown sparse_type {sparse_type!r}{suggest(str(sparse_type), known)}")
-    if inner_precise not in (0, 1):
+        raise ValueError(f"unknown sparse_type {kind!r}{suggest(str(kind), known)}")
+    if given.inner_precise not in (0, 1):
         raise ValueError(
-            f"inner_precise must be 0 or 1 (both use an fp32 softmax), got {inner_precise}"
+            f"inner_precise must be 0 or 1 (both use an fp32 softmax), got {given.inner_precise}"
         )
-    check_share("sparsity", sparsity)
-    check_share("cdf_threshold", given["cdf_threshold"])
+    check_share("sparsity", given.sparsity)
+    check_share("cdf_threshold", given.cdf_threshold)
     for name, (default, owners) in _OPTIONS.items():
-        if given[name] != default and sparse_type not in owners:
+        value = getattr(given, name)
+        if value != default and kind not in owners:
             raise ValueError(
-                f"{name}={given[name]!r} is an option of {' and '.join(map(str, owners))}, "
-                f"not of sparse_type={sparse_type!r}; leave it at {default!r}"
+                f"{name}={value!r} is an option of {' and '.join(map(str, owners))}, "
+                f"not of sparse_type={kind!r}; leave it at {default!r}"
             )
 
 
@@ -255,7 +222,7 @@ def _grid(shape: Sequence[int] | None, text: int, tokens: int, name: str) -> Tok
 
 
 def _key_mask(mask: Tensor | None, B: int, Sk: int) -> Tensor | None:
-    if mask is None or _is_key_mask(mask, B, Sk):
+    if mask is None or is_key_mask(mask, B, Sk):
         return None if mask is None else mask.reshape(B, Sk)
     raise ValueError(
         f"attn_mask must be a bool mask of real keys, [{B}, {Sk}] or [{B}, 1, 1, {Sk}]; "
@@ -263,7 +230,8 @@ def _key_mask(mask: Tensor | None, B: int, Sk: int) -> Tensor | None:
     )
 
 
-def _is_key_mask(mask: Tensor, B: int, Sk: int) -> bool:
+def is_key_mask(mask: Tensor, B: int, Sk: int) -> bool:
+    """Whether a mask says which of Sk keys are real, to all queries alike."""
     return mask.dtype == torch.bool and tuple(mask.shape) in ((B, Sk), (B, 1, 1, Sk))
 
 
@@ -273,7 +241,7 @@ def _dense(
 ) -> Tensor:  # fmt: skip
     """The stock operation. It alone also takes masks of query and key pairs."""
     (B, H, Sq, D), Sk = q.shape, k.shape[2]
-    if mask is None or _is_key_mask(mask, B, Sk):
+    if mask is None or is_key_mask(mask, B, Sk):
         real = _key_mask(mask, B, Sk)
         return attend(
             q, k, v, method="dense", backend=backend, scale=scale, key_mask=real, causal=causal

@@ -12,7 +12,7 @@ from diffusers import __version__ as diffusers_version
 from diffusers.models import attention_dispatch
 from torch import Tensor, nn
 
-from jali.functional import sparse_attention
+from jali.functional import is_key_mask, sparse_attention
 from jali.integration.config import BUDGET
 from jali.integration.families import family_of
 
@@ -109,7 +109,7 @@ def attend_by_name(
     batch, tokens = query.shape[:2]
     own = tokens == key.shape[1] and not (is_causal or dropout_p)
     if own and tokens >= MIN_TOKENS:
-        if attn_mask is None or _hides_keys(attn_mask, batch, tokens):
+        if attn_mask is None or is_key_mask(attn_mask, batch, tokens):
             return sparse_attention(
                 query, key, value, attn_mask, scale, head_num=query.shape[2],
                 input_layout="BSND", sparse_type="entropy", sparsity=1 - BUDGET,
@@ -120,11 +120,6 @@ def attend_by_name(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
         backend=attention_dispatch.AttentionBackendName.NATIVE,
     )  # fmt: skip
-
-
-def _hides_keys(mask: Tensor, batch: int, tokens: int) -> bool:
-    shapes = (batch, tokens), (batch, 1, 1, tokens)
-    return mask.dtype == torch.bool and tuple(mask.shape) in shapes
 
 
 @functools.cache
