@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("PIL")
 pytest.importorskip("av")
 
-from jali.clips.clip import Clip, read_clip
+from jali.clips.clip import Clip, read_clip, write_mp4
 from jali.evaluation.demo.side_by_side import (
     GAIN,
     GAP,
@@ -18,7 +18,6 @@ from jali.evaluation.demo.side_by_side import (
     film,
     panels,
     strip,
-    write_film,
     write_strip,
 )
 
@@ -74,7 +73,7 @@ def test_files(tmp_path: Path) -> None:
     from PIL import Image
 
     shown = panels(*clips(32, 48), ("a", "b"))
-    write_film(tmp_path / "film.mp4", shown, 12)
+    write_mp4(tmp_path / "film.mp4", film(shown), 12)
     write_strip(tmp_path / "strip.png", shown)
     assert read_clip(tmp_path / "film.mp4").frames.shape == film(shown).shape
     height, width, _ = strip(shown).shape

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from jali.cli.exits import job_errors
-from jali.cli.options import read_names
+from jali.cli.options import Json, read_names
 from jali.cli.output import print_json
-
-if TYPE_CHECKING:
-    from jali.evaluation.report import Comparison
-
 
 LARGE = 200  # MB
 
@@ -42,9 +38,7 @@ def compare(
         list[str] | None, typer.Option(help="What to call a run; once for each.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N clips.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers as JSON, and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Put runs side by side on one page: players, wipe, difference, curves, costs, plans.
 
@@ -58,10 +52,17 @@ def compare(
 
       jali compare runs/mine --json --metrics none
     """
+    from rich.console import Console
+
     asked = read_names(metrics.lower().replace("-", "_"))
     wanted = [] if asked == ["none"] else asked or None
     with job_errors():
-        found = _write(folders, output, wanted, name or [], limit)
+        from jali.evaluation.report import check_output, read_comparison, render_page, write_page
+
+        check_output(output)  # before any work, not after
+        with Console(stderr=True).status("reading") as status:
+            found = read_comparison(folders, name or [], wanted, limit, status.update)
+            write_page(output, render_page(found))
     if as_json:
         print_json({**found.to_dict(), "page": str(output)}, indent=1, allow_nan=False)
         return
@@ -71,21 +72,3 @@ def compare(
     if size > LARGE:
         typer.echo("jali: browsers take long over such a page; --limit takes fewer clips", err=True)
     typer.echo(f"{found.headline()}\n{output} ({size:.1f} MB): open it in a browser")
-
-
-def _write(
-    folders: list[Path],
-    output: Path,
-    metrics: list[str] | None,
-    names: list[str],
-    limit: int | None,
-) -> Comparison:
-    from rich.console import Console
-
-    from jali.evaluation.report import check_output, read_comparison, render_page, write_page
-
-    check_output(output)  # before any work, not after
-    with Console(stderr=True).status("reading") as status:
-        found = read_comparison(folders, names, metrics, limit, status.update)
-        write_page(output, render_page(found))
-    return found

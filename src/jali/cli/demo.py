@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jali.cli.exits import INTERRUPTED, input_errors, job_errors
+from jali.cli.options import Json
+from jali.cli.output import make_table, number, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,16 +55,14 @@ def demo(
     output_dir: Annotated[
         Path, typer.Option(help="Where it goes; only an earlier demo is replaced.")
     ] = FOLDER,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was found as JSON, and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Generate a clip twice, dense and sparse, and show both: times, cost, films, a page."""
     # Threads that sleep while they wait leave a busy machine its cores; torch reads it once.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     model_only = {"--prompt": prompt, "--method": method, "--steps": steps, "--path": path}
     given = [flag for flag, value in model_only.items() if value is not None]
-    with _all_or_nothing():
+    try:
         with input_errors():
             from jali.evaluation.demo import clips
             from jali.evaluation.demo.folder import check_folder
@@ -89,22 +86,9 @@ def demo(
             lost = f", without {', '.join(given)}" if given else ""
             typer.echo(f"jali: {reason}; here is the demo on tensors instead{lost}", err=True)
         _show_tensors(budget, seed, quick, output_dir, as_json)
-
-
-@contextlib.contextmanager
-def _all_or_nothing() -> Iterator[None]:
-    """A demo is all there or not at all, so an interrupted one has nothing to keep."""
-    try:
-        yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # a demo is all there or not at all: there is nothing to keep
         typer.echo("jali: interrupted; nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _say(text: Any, **style: Any) -> None:
-    from rich.console import Console
-
-    Console().print(text, highlight=False, markup=False, **style)
 
 
 # The model
@@ -121,21 +105,27 @@ def _show_clips(settings: Settings, prompt: str, folder: Path, as_json: bool) ->
         if remark:
             typer.echo(f"jali: {remark}", err=True)
     with job_errors(), replace_demo(folder) as part:
-        with _progress(as_json) as tell:
+        with progress_bar(as_json, log=True) as tell:
+
+            def on_step(run: str, tick: Tick) -> None:
+                what = "decoding" if tick.step == tick.steps else f"{tick.steps} steps"
+                done = tick.step + (0 if run == "dense" else tick.steps)
+                tell(f"{run}: {what}", done, 2 * tick.steps)
+
             tell(f"loading {settings.model}")
-            runs = clips.generate_both(settings, prompt, part, tell)
+            runs = clips.generate_both(settings, prompt, part, on_step)
             tell("measuring")
             found = read_comparison([run.folder for run in runs], metrics=clips.METRICS)
             tell("writing films and page")
             clips.write_files(part, runs, found)
         facts = write_facts(part, clips.facts_of(runs, found))
     if as_json:
-        typer.echo(json.dumps(facts, ensure_ascii=False))
+        print_json(facts)
         return
-    _say(_clip_table(found))
+    say(_clip_table(found))
     films = [facts[run]["video"] for run in ("dense", "sparse")]
-    _say(f"beside it: {', '.join([clips.FILM, clips.STRIP, *films])}", style="dim")
-    _say(f"Open {folder / clips.PAGE}", soft_wrap=True)
+    say(f"beside it: {', '.join([clips.FILM, clips.STRIP, *films])}", style="dim")
+    say(f"Open {folder / clips.PAGE}", soft_wrap=True)
 
 
 def _busy() -> str | None:
@@ -148,74 +138,37 @@ def _busy() -> str | None:
     return f"others use this machine (load {load:.1f} on {cores} cores): take the times with care"
 
 
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[..., None]]:
-    """On stderr: a bar that follows the steps of both runs, or in a log a line for every part."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, quiet=quiet)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    log = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=log or quiet) as bar:
-        task, last = bar.add_task("", total=None), ""
-
-        def tell(words: str, tick: Tick | None = None) -> None:
-            nonlocal last
-            if tick is not None:
-                done = tick.step + (0 if words == "dense" else tick.steps)
-                bar.update(task, total=2 * tick.steps, completed=done)
-                step = f"{tick.steps} steps" if log else f"step {tick.step + 1} of {tick.steps}"
-                words = f"{words}: {'decoding' if tick.step == tick.steps else step}"
-            bar.update(task, description=words)
-            if log and words != last:
-                console.print(words, highlight=False, markup=False)
-            last = words
-
-        yield tell
-
-
 def _clip_table(found: Comparison) -> Table:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     (clip,) = found.clips
     film = found.films[clip][0]
-    table = Table(
-        title=f"“{escape(found.prompt(clip))}”, {film.width}×{film.height}×{film.frames}",
-        title_justify="left",
-        caption="cost: share of dense attention's work, where sparse and in all; whole: with text "
-        "and decoder",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
-    )
-
-    def number(value: Any, digits: int) -> str:
-        value = getattr(value, "value", value)
-        return "" if value is None else f"{value:.{digits}f}"
-
     dense, sparse = found.rows()
-    psnr = number(sparse.metrics["psnr"], 1)
+
+    def mean(value: Any, how: str) -> str:
+        return number(value and value.value, how)
+
+    psnr = mean(sparse.metrics["psnr"], ".1f")
     columns = [
         ("", dense.name, sparse.name),
-        ("asked", "", number(sparse.budget, 2)),
-        ("cost", "", number(sparse.sparse_cost, 3)),
-        ("in all", "", number(sparse.cost, 3)),
-        ("model s", *(number(row.seconds_transformer, 1) for row in (dense, sparse))),
-        ("×", "", number(sparse.speed_up_transformer, 2)),
-        ("whole s", *(number(row.seconds, 1) for row in (dense, sparse))),
-        ("×", "", number(sparse.speed_up, 2)),
+        ("asked", "", number(sparse.budget, ".2f")),
+        ("cost", "", mean(sparse.sparse_cost, ".3f")),
+        ("in all", "", mean(sparse.cost, ".3f")),
+        ("model s", *(mean(row.seconds_transformer, ".1f") for row in (dense, sparse))),
+        ("×", "", mean(sparse.speed_up_transformer, ".2f")),
+        ("whole s", *(mean(row.seconds, ".1f") for row in (dense, sparse))),
+        ("×", "", mean(sparse.speed_up, ".2f")),
         ("PSNR", "", "same" if psnr == "inf" else psnr),
-        ("SSIM", "", number(sparse.metrics["ssim"], 3)),
+        ("SSIM", "", mean(sparse.metrics["ssim"], ".3f")),
     ]
     headings, *rows = zip(*columns, strict=True)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return make_table(
+        headings,
+        rows,
+        title=f"“{escape(found.prompt(clip))}”, {film.width}×{film.height}×{film.frames}",
+        caption="cost: share of dense attention's work, where sparse and in all; whole: with text "
+        "and decoder",
+    )
 
 
 # Tensors
@@ -230,36 +183,30 @@ def _show_tensors(
     with job_errors(), replace_demo(folder) as part:
         heads = make_heads(tensors.QUICK if quick else tensors.FULL, seed=seed)
         if not as_json:
-            _say(f"{heads.grid} = {heads.grid.tokens:,} tokens, heads: {', '.join(heads.kinds)}")
+            say(f"{heads.grid} = {heads.grid.tokens:,} tokens, heads: {', '.join(heads.kinds)}")
         share = tensors.BUDGET if budget is None else budget
         found = compare_methods(heads, share, repeats=1 if quick else 3)
         drawn = tensors.draw(part, found)
         facts = write_facts(part, {**found.to_dict(), "seed": seed})
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts, indent=2)
         return
-    _say(_method_table(found))
-    _say(found.plans["entropy"].show(head=0, width=56))
+    say(_method_table(found))
+    say(found.plans["entropy"].show(head=0, width=56))
     if drawn:
-        _say(f"beside it: demo.json, {', '.join(drawn[1:])}\nOpen {folder / tensors.PAGE}")
+        say(f"beside it: demo.json, {', '.join(drawn[1:])}\nOpen {folder / tensors.PAGE}")
     else:
-        _say(f"Written: {folder / 'demo.json'} (pictures need pip install 'jali[report]')")
+        say(f"Written: {folder / 'demo.json'} (pictures need pip install 'jali[report]')")
 
 
 def _method_table(found: MethodComparison) -> Table:
-    from rich.table import Table
-
     from jali.evaluation.demo.tensors import HEADINGS
     from jali.evaluation.inspection.judge import CONTROLS
 
-    table = Table(
+    return make_table(
+        HEADINGS,
+        [row.cells() for row in found.rows],
+        dim=lambda row: row[0] in CONTROLS,
         title=f"dense attention on this machine: {found.dense_seconds * 1e3:,.0f} ms",
-        title_justify="left",
         caption="error = ‖out − dense‖ / ‖dense‖; dim rows are controls that look at nothing",
-        caption_justify="left",
     )
-    for i, name in enumerate(HEADINGS):
-        table.add_column(name, justify="left" if i == 0 else "right")
-    for row in found.rows:
-        table.add_row(*row.cells(), style="dim" if row.method in CONTROLS else "")
-    return table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jali.cli.exits import job_errors, refuse
-from jali.cli.options import read_names
+from jali.cli.options import Json, read_names
 from jali.cli.output import make_table, print_json, say
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def evaluate(
     fetch_weights: Annotated[
         bool, typer.Option("--fetch-weights", help="Get the LPIPS weights (64 MB, once).")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare clips of the same names, frame by frame.
 
@@ -63,53 +61,35 @@ def evaluate(
 
       jali evaluate --fetch-weights
     """
-    with job_errors():
-        if fetch_weights:
-            from jali.evaluation.quality.weights import fetch
+    from rich.console import Console
 
+    with job_errors():
+        from jali.evaluation.quality.evaluation import METRICS, evaluate
+        from jali.evaluation.quality.result import check_output, write_evaluation
+        from jali.evaluation.quality.weights import fetch
+
+        if fetch_weights:
             for file in fetch():
                 typer.echo(f"LPIPS weights: {file}", err=as_json)
             if reference is None and generated is None:
                 return
         if reference is None or generated is None:
             refuse("evaluate needs both --reference and --generated")
-        found = _evaluate(reference, generated, output, metrics, device, weights, partial)
+        if output is not None:
+            check_output(output)  # before an hour of work, not after
+        asked = read_names(metrics.lower().replace("-", "_"))
+        names = METRICS if asked == ["all"] else asked or None
+        with Console(stderr=True).status("reading") as status:
+            found = evaluate(
+                reference, generated, names, device=device, weights=weights, partial=partial,
+                progress=lambda name, number, count: status.update(f"{number + 1}/{count} {name}"),
+            )  # fmt: skip
+            if output is not None:
+                write_evaluation(found, output)
     if as_json:
         print_json(_brief(found), indent=1, allow_nan=False)
     else:
         _show(found, output)
-
-
-def _evaluate(
-    reference: Path,
-    generated: Path,
-    output: Path | None,
-    metrics: str,
-    device: str,
-    weights: Path | None,
-    partial: bool,
-) -> Evaluation:
-    from rich.console import Console
-
-    from jali.evaluation.quality.evaluation import METRICS, evaluate
-    from jali.evaluation.quality.result import check_output, write_evaluation
-
-    if output is not None:
-        check_output(output)  # before an hour of work, not after
-    asked = read_names(metrics.lower().replace("-", "_"))
-    names = METRICS if asked == ["all"] else tuple(asked) or None
-    with Console(stderr=True).status("reading") as status:
-
-        def progress(name: str, number: int, count: int) -> None:
-            status.update(f"{number + 1}/{count} {name}")
-
-        found = evaluate(
-            reference, generated, names, device=device, weights=weights, partial=partial,
-            progress=progress,
-        )  # fmt: skip
-        if output is not None:
-            write_evaluation(found, output)
-    return found
 
 
 def _brief(found: Evaluation) -> dict[str, Any]:

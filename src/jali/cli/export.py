@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jali.cli.exits import job_errors, refuse
+from jali.cli.options import Json
 from jali.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace mp4 files that exist.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON, and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Turn saved tensors, lossless videos and folders of images into mp4 files.
 

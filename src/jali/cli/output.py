@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from jali.generation import Tick
 
-Tell = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Tell = Callable[..., None]  # what is done and, where that changes, how much of how much
 
 
 def print_json(value: Any, **how: Any) -> None:
@@ -22,8 +22,8 @@ def print_json(value: Any, **how: Any) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False, **how))
 
 
-def say(text: str, **how: Any) -> None:
-    """A line as it is: nothing in it is markup or highlighted."""
+def say(text: Any, **how: Any) -> None:
+    """A line or a table as it is: nothing in it is markup or highlighted."""
     from rich.console import Console
 
     Console().print(text, highlight=False, markup=False, **how)
@@ -70,8 +70,9 @@ def can_draw() -> bool:
 
 
 @contextmanager
-def progress_bar(quiet: bool) -> Iterator[Tell]:
-    """A bar on stderr, with the time that is left; a log file gets none."""
+def progress_bar(quiet: bool, log: bool = False) -> Iterator[Tell]:
+    """A bar on stderr, with the time that is left; a log file gets none, or with `log` a line for
+    everything that begins."""
     if quiet:
         yield lambda *_: None
         return
@@ -88,10 +89,14 @@ def progress_bar(quiet: bool) -> Iterator[Tell]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task("loading", total=1)
+        task, last = bar.add_task("loading", total=1), ""
 
-        def tell(words: str, done: int, total: int) -> None:
+        def tell(words: str, done: int | None = None, total: int | None = None) -> None:
+            nonlocal last
             bar.update(task, description=words, completed=done, total=total)
+            if log and bar.disable and words != last:
+                typer.echo(words, err=True)
+            last = words
 
         yield tell
 

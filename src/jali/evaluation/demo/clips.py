@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jali.clips.clip import read_clip
-from jali.evaluation.demo.side_by_side import panels, write_film, write_strip
+from jali.clips.clip import read_clip, write_mp4
+from jali.evaluation.demo.side_by_side import film, panels, write_strip
 from jali.evaluation.report import Comparison, render_page, write_page
 from jali.evaluation.report.summary import Mean
 from jali.generation import RunFolder, Settings, Tick, produce
@@ -99,7 +99,7 @@ def write_files(folder: Path, runs: Sequence[RunFolder], comparison: Comparison)
     names = [run.name for run in comparison.runs]
     titles = [f"{name} · {c.seconds:.1f} s" for name, c in zip(names, records, strict=True)]
     shown = panels(clips[0], clips[1], titles)
-    write_film(folder / FILM, shown, records[0].fps)
+    write_mp4(folder / FILM, film(shown), records[0].fps)
     write_strip(folder / STRIP, shown)
     write_page(folder / PAGE, render_page(comparison))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jali.error import InputError
 from jali.files import UnreadableError, read_json, write_json
-from jali.generation.folder import hold_folder
+from jali.generation.folder import hold_folder, visible_names
 
 # Every demonstration has one, so it tells our folders from others.
 FACTS = "demo.json"
@@ -23,7 +23,7 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, and the demo needs a folder")
     own = _own_files(folder)
-    others = [name for name in _visible(folder) if name not in own] if folder.exists() else []
+    others = [name for name in visible_names(folder) if name not in own]
     if others:
         some = ", ".join(others[:3]) + (" and more" if len(others) > 3 else "")
         raise InputError(
@@ -51,7 +51,7 @@ def replace_demo(folder: Path) -> Iterator[Path]:
 
 def write_facts(part: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """The last file of a demonstration: what it found, and which files are its own."""
-    whole = {"kind": KIND, "version": 1, **facts, "files": sorted([FACTS, *_visible(part)])}
+    whole = {"kind": KIND, "version": 1, **facts, "files": sorted([FACTS, *visible_names(part)])}
     write_json(part / FACTS, whole)
     return whole
 
@@ -64,7 +64,7 @@ def _publish(part: Path, folder: Path) -> None:
         if name != FACTS and (folder / name).exists():
             (folder / name).rename(before / name)
     (part / FACTS).replace(folder / FACTS)
-    for name in _visible(part):
+    for name in visible_names(part):
         (part / name).rename(folder / name)
 
 
@@ -76,7 +76,3 @@ def _own_files(folder: Path) -> list[str]:
         return []
     names = [str(name) for name in found.get("files") or ()]
     return [name for name in names if Path(name).name == name and not name.startswith(".")]
-
-
-def _visible(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))

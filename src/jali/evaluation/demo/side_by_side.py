@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from jali.clips.clip import Clip, write_mp4
+from jali.clips.clip import Clip
 from jali.files import whole_file
 
 GAIN = 4  # small differences are easy to miss
@@ -62,11 +62,6 @@ def strip(shown: Sequence[Panel]) -> Tensor:
         frames = _in_a_row(list(panel.frames[chosen]))
         rows += [_title(panel.title, frames.shape[1]), frames]
     return torch.cat(rows)
-
-
-def write_film(path: Path, shown: Sequence[Panel], fps: float) -> None:
-    """An mp4 of the panels next to each other."""
-    write_mp4(path, film(shown), fps)
 
 
 def write_strip(path: Path, shown: Sequence[Panel]) -> None:
