@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from jali.attend import attend
+from jali.attend import ONE_CALL, attend, prepare
 from jali.backends import BACKENDS, Backend, Task, fa4
 from jali.backends.dense import stock
+from jali.checks import check_call
 from jali.evaluation.bench.inputs import Shape, make_inputs
 from jali.evaluation.bench.measure import median_ms, sampled_error
-from jali.methods import AdaBsa, Entropy, Method, Psa, Query, RfV2
+from jali.methods import AdaBsa, Dense, Entropy, Method, Psa, Query, RfV2
 from jali.planning.budget import Budget
 from jali.planning.plan import BlockPlan, full_plan
-from jali.planning.site import Site
-from jali.tokens.layout import block_layout
 from jali.tokens.order import Raster
 
 METHODS: dict[str, Method] = {
@@ -84,7 +83,7 @@ def run(
                 yield from bench.backend_rows(BACKENDS[name], densities)
             for name in methods:
                 for backend in bench.able(METHODS[name]):
-                    yield bench.method_row(name, backend)
+                    yield bench.sparse_row(name, METHODS[name], backend)
 
 
 @dataclass(frozen=True)
@@ -107,11 +106,7 @@ class _Bench:
 
     @property
     def task(self) -> Task:
-        shape = self.shape
-        return Task(
-            device=self.device, dtype=self.inputs[0][0].dtype, head_dim=shape.head_dim,
-            heads=shape.heads, kv_heads=shape.heads, q_tokens=shape.tokens, k_tokens=shape.tokens,
-        )  # fmt: skip
+        return check_call(*self.inputs[0], Dense(), self.shape.grid).task
 
     def warm(self, seconds: float = 1.0) -> None:
         """Work until the clocks have settled: a cool GPU flatters whatever is measured first."""
@@ -162,35 +157,8 @@ class _Bench:
             densities = [d for d in densities if d in (0.3, 0.1)]
             bench = replace(self, repeats=min(self.repeats, 3))
         for density in densities:
-            yield bench._backend_row(backend, density)
-
-    def _backend_row(self, backend: Backend, density: float) -> KernelRow:
-        method = Entropy(Budget(density))
-        blocks = backend.preferred(self.task)
-        layout = block_layout(self.shape.grid, blocks=blocks, device=self.device)
-
-        def make_plan(q: Tensor, k: Tensor, v: Tensor) -> BlockPlan:  # noqa: ARG001
-            if density == 1.0:
-                return full_plan(layout)
-            return method.plan(Query(q, k, layout, Site(), self.scale))
-
-        plans = [make_plan(*x) for x in self.inputs]
-        for plan in plans:
-            plan.lists  # noqa: B018  (built here, so that only attention is timed)
-        given = [(*x, plan) for x, plan in zip(self.inputs, plans, strict=True)]
-
-        def call(q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan) -> Tensor:
-            return backend.attend(q, k, v, plan, self.scale)[0]
-
-        ms = self._ms(call, given)
-        error = sampled_error(*self.inputs[0], call(*given[0]), plans[0], self.scale)
-        row = functools.partial(
-            self._row, backend.name, "entropy", density, plans[0].cost, ms, error
-        )
-        if density == 1.0:
-            return row()
-        plan_ms = self._ms(lambda *x: make_plan(*x).lists, self.inputs)
-        return row(plan_ms, self._whole_ms(method, backend.name))
+            entropy = Entropy(Budget(density))
+            yield bench.sparse_row("entropy", entropy, backend.name, full=density == 1.0)
 
     def able(self, method: Method) -> list[str]:
         """The fastest backend; for a pyramid both that are made for it."""
@@ -199,34 +167,34 @@ class _Bench:
         pyramid = [name for name in able if name in ("fa4+triton", "triton")]
         return pyramid if method.ratios != (1,) and pyramid else able[:1]
 
-    def method_row(self, name: str, backend: str) -> KernelRow:
-        """A method as a call runs it: its own order and blocks, planning and all."""
-        method = METHODS[name]
-        done = attend(*self.inputs[0], method=method, grid=self.shape.grid, backend=backend)
-        plan, executed = done.plan, done.executed
-        assert plan is not None
-        assert executed is not None
-        layout = plan.layout
-        q, k, v = (layout.q.arrange(x) for x in self.inputs[0])
-        error = sampled_error(q, k, v, layout.q.arrange(done.out), executed, self.scale)
+    def sparse_row(self, name: str, method: Method, backend: str, full: bool = False) -> KernelRow:
+        """A method as a call runs it, in its own order and blocks: attention alone, planning alone,
+        and the whole call. A `full` one reads everything, without planning."""
+        prepared = prepare(check_call(*self.inputs[0], method, self.shape.grid), method, backend)
+        seen = [prepared.query(q, k, v, ONE_CALL) for q, k, v in self.inputs]
+        if full:
+            plans = [(full_plan(prepared.layout),) * 2 for _ in seen]
+        else:
+            plans = [prepared.plan(query) for query, _ in seen]
+        for _, executed in plans:
+            executed.lists  # noqa: B018  (built here, so that only attention is timed)
+        given = [(query, v(), done) for (query, v), (_, done) in zip(seen, plans, strict=True)]
 
-        def make_lists(q: Tensor, k: Tensor) -> Any:
-            return method.plan(Query(q, k, layout, Site(), self.scale)).lists
+        def run_plan(query: Query, v: Tensor, plan: BlockPlan) -> Tensor:
+            return prepared.backend.attend(query.q, query.k, v, plan, query.scale)[0]
 
-        def run_plan(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return BACKENDS[done.backend].attend(q, k, v, executed, self.scale)[0]
-
-        pairs = [(layout.q.arrange(q), layout.k.arrange(k)) for q, k, _ in self.inputs]
-        return self._row(
-            done.backend, name, _asked_share(method, plan.cost), plan.cost,
-            self._ms(run_plan, [(q, k, v)]), error,
-            self._ms(make_lists, pairs), self._whole_ms(method, backend),
+        query, v, executed = given[0]
+        error = sampled_error(query.q, query.k, v, run_plan(*given[0]), executed, self.scale)
+        cost = plans[0][0].cost
+        row = functools.partial(
+            self._row, prepared.backend.name, name, _asked_share(method, cost), cost,
+            self._ms(run_plan, given), error,
         )  # fmt: skip
-
-    def _whole_ms(self, method: Method, backend: str) -> float:
-        """One `attend` call, planning and reordering included."""
+        if full:
+            return row()
         whole = functools.partial(attend, method=method, grid=self.shape.grid, backend=backend)
-        return self._ms(whole, self.inputs)
+        plan_ms = self._ms(lambda query: method.plan(query).lists, [(query,) for query, _ in seen])
+        return row(plan_ms, self._ms(whole, self.inputs))
 
     def _ms(self, call: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> float:
         return median_ms(call, inputs, device=self.device, repeats=self.repeats)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
-import platform
 from typing import Any
 
 import torch
 
+from jali.generation.machine import versions
 from jali.version import __version__
 
 PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "numpy")
@@ -16,17 +15,11 @@ PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "numpy")
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Where and with what this was measured."""
-    versions: dict[str, str | None] = {"jali": __version__}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    versions["torch"] = torch.__version__
+    installed = versions(PACKAGES)
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
-        "versions": versions,
+        "python": installed.pop("python"),
+        "versions": {"jali": __version__, **installed, "torch": torch.__version__},
         "cpu_threads": torch.get_num_threads(),
     }
     if device.type == "cuda":
