@@ -76,13 +76,13 @@ def test_the_method_of_the_page_keeps_to_its_budget(small: Path) -> None:  # noq
     names = definitions("extending.md", "class Longest")
     import torch
 
-    from jali import TokenGrid, attend
+    from jali import Budget, TokenGrid, attend
 
     grid = TokenGrid.video(3, 13, 17, text=50)
     q, k, v = (torch.randn(2, heads, grid.tokens, 32) for heads in (4, 2, 2))
     kind: Callable[..., Any] = names["Longest"]
-    found = attend(q, k, v, method=kind(0.25), grid=grid)
-    again = attend(q, k, v, method=kind(0.25), grid=grid)
+    found = attend(q, k, v, method=kind(Budget(0.25)), grid=grid)
+    again = attend(q, k, v, method=kind(Budget(0.25)), grid=grid)
     assert torch.equal(found.out, again.out)
     assert found.plan is not None
     assert found.plan.cost < 1

@@ -148,3 +148,8 @@ def test_default_blocks_are_the_backends() -> None:
     plan = attend(q, k, v, method="entropy", backend="torch").plan
     assert plan is not None
     assert (plan.blocks.q, plan.blocks.k) == (256, 128)
+
+
+def test_a_number_is_no_budget() -> None:
+    with pytest.raises(TypeError, match=r"budget must be a Budget, as in Budget\(0.3\), got 0.25"):
+        Entropy(0.25)  # type: ignore[arg-type]

@@ -125,6 +125,8 @@ class Scored(Method):
     k_block: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.budget, Budget):
+            raise TypeError(f"budget must be a Budget, as in Budget(0.3), got {self.budget!r}")
         for name in ("q_block", "k_block"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
