@@ -42,9 +42,9 @@ class Stage(Protocol):
     @property
     def name(self) -> str: ...
 
-    def needless(self, experiment: Experiment) -> str:
+    def needless(self, experiment: Experiment) -> str:  # noqa: ARG002
         """Why there is nothing to do, in words; empty where there is."""
-        ...
+        return ""
 
     def weight(self, experiment: Experiment) -> float:
         """How much work it is, in steps of dense generation: for the time that is left."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali.experiments.experiment import DENSE, Experiment
-from jali.experiments.stage import StageContext
+from jali.experiments.stage import Stage, StageContext
 from jali.experiments.stages.run import (
-    NamedStage,
     book_of,
     load_pipeline,
     pin_threads,
@@ -28,12 +27,11 @@ if TYPE_CHECKING:
 KIND, PARTIAL = "jali-speed", "speed.partial.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Benchmark(NamedStage):
+class Benchmark(Stage):
     """A few steps of one prompt: the median of some repeats, after a warm-up where kernels are
     compiled or tuned on their first call, which is on a GPU."""
 
-    name: str = "benchmark"
+    name = "benchmark"
 
     def weight(self, experiment: Experiment) -> float:
         rounds = experiment.bench_repeats + 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali.experiments.experiment import Experiment
 from jali.experiments.results import Results
-from jali.experiments.stage import StageContext, why_again
+from jali.experiments.stage import Stage, StageContext, why_again
 from jali.experiments.stages.run import (
     BOOK,
     calibration_prompts,
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from jali.maskbook.calibration import Progress
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Stage):
     """Writes `masks.safetensors`. Killed at any moment it loses the prompt in progress."""
 
-    name: str = "calibrate"
+    name = "calibrate"
 
     def needless(self, experiment: Experiment) -> str:
         if experiment.settings.masks is not None:

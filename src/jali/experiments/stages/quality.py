@@ -8,15 +8,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali.experiments.experiment import DENSE, Experiment
 from jali.experiments.results import Results
-from jali.experiments.stage import StageContext, damage, read_record
+from jali.experiments.stage import Stage, StageContext, damage, read_record
 from jali.experiments.stages.run import (
-    NamedStage,
     load_pipeline,
     pin_threads,
     prompts_of,
@@ -32,14 +30,13 @@ log = logging.getLogger("jali")
 KIND, CLIPS = "jali-quality", "clips"
 
 
-@dataclass(frozen=True, slots=True)
-class Quality(NamedStage):
+class Quality(Stage):
     """Clip by clip, so that whatever ends it costs one clip at most.
 
     `quality.json` holds nothing of the machine: the same clips give the same file.
     """
 
-    name: str = "quality"
+    name = "quality"
 
     def weight(self, experiment: Experiment) -> float:
         count = len(experiment.prompts) if experiment.prompts else experiment.num_prompts

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jali.experiments.experiment import DENSE, Experiment
-from jali.experiments.stage import StageContext
+from jali.experiments.stage import Stage, StageContext
 from jali.experiments.stages.quality import CLIPS
-from jali.experiments.stages.run import NamedStage
 from jali.files import file_digest
 
 
-@dataclass(frozen=True, slots=True)
-class Report(NamedStage):
+class Report(Stage):
     """Writes `report.html`."""
 
-    name: str = "report"
+    name = "report"
 
     def weight(self, experiment: Experiment) -> float:  # noqa: ARG002
         return 1.0

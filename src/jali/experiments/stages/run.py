@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +21,6 @@ PIXELS = (
     "cpu_offload", "context_parallel", "tensor_parallel", "device", "dtype", "threads",
 )  # fmt: skip
 ATTENTION = ("method", "preset", "budget", "warmup_frac", "dense_first_layer")
-
-
-@dataclass(frozen=True, slots=True)
-class NamedStage:
-    """What most stages have in common: there is always something to do."""
-
-    name: str
-
-    def needless(self, experiment: Experiment) -> str:  # noqa: ARG002
-        return ""
 
 
 def settings_of(experiment: Experiment, variant: str, folder: Path) -> Settings:
