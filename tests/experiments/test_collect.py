@@ -63,7 +63,7 @@ def test_a_speed_up_stands_beside_the_cost_of_the_same_run(
     assert (row["bench_steps"], row["bench_cost"]) == (2, 0.75)
     assert "<th>timed steps</th><th>timed cost</th>" in table.to_html()
     monkeypatch.setenv("COLUMNS", "200")
-    show_table(table.rows)
+    show_table(table)
     head = capsys.readouterr().out.splitlines()[1].split("  ")
     assert [h.strip() for h in head if h.strip()][2:6] == [
         "asked", "cost", "timed steps", "timed cost",

@@ -23,6 +23,12 @@ SETTINGS = (
 COSTS = ("variant", "budget", "cost", "sparse_cost")  # of the clips that are judged
 SPEED = ("seconds", "seconds_transformer", "dense_seconds", "speedup")  # of the runs that are timed
 TIMED = ("bench_steps", "bench_cost", "bench_sparse_cost")  # what the timed runs were
+# What people are shown, and under which heading; CSV and JSON hold all columns.
+SHOWN = {
+    "tag": "experiment", "variant": "variant", "budget": "asked", "cost": "cost",
+    "bench_steps": "timed steps", "bench_cost": "timed cost", "dense_seconds": "dense s",
+    "seconds": "s", "speedup": "speed-up",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,12 @@ class ResultTable:
     columns: tuple[str, ...]
     rows: tuple[Mapping[str, Any], ...]
     left_out: Mapping[str, str]
+
+    @property
+    def headings(self) -> dict[str, str]:
+        """By column, those that people are shown: on a terminal, and on the page."""
+        means = [name for name in self.columns if name.endswith(".mean")]
+        return SHOWN | {name: name.split(".")[1] for name in means}
 
     def to_csv(self) -> str:
         """repr keeps every digit of a float, so tables can be compared byte for byte."""

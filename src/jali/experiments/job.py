@@ -68,7 +68,7 @@ def run_experiment(
             return results.folder(tag)
         with hold(results.lock(tag), f"the experiment {tag}", job_ended=job_ended):
             write_config(experiment, results, overwrite=overwrite)
-            with _log_to(results.log(tag)), stop_on_term():
+            with log_to(_open_log(results.log(tag))), stop_on_term():
                 check_not_cancelled(results, tag, begin=True)
                 _run_stages(experiment, results, stages, agree, on_progress)
             if track is not None:
@@ -128,24 +128,35 @@ def _run_stages(
         raise
 
 
-def write_config(experiment: Experiment, results: Results, *, overwrite: bool = False) -> None:
-    """`config.json`; an experiment of other settings under this tag is not replaced unasked."""
+def is_written(experiment: Experiment, results: Results, *, overwrite: bool = False) -> bool:
+    """Whether `config.json` is there and says the same.
+
+    One of other settings is an `OtherSettingsError`, one that cannot be read an `UnreadableError`,
+    unless it may be overwritten.
+    """
     path = results.config(experiment.tag)
     try:
         differ = experiment.differences(read_config(path))
     except FileNotFoundError:
-        differ, overwrite = ["new"], True
+        return False
     except UnreadableError:
         if not overwrite:
             raise
-        differ = ["unreadable"]
+        return False
     if differ and not overwrite:
         raise OtherSettingsError(
             f"{path.parent} holds an experiment with other settings ({'; '.join(differ)}); "
-            f"choose another tag, or give --overwrite to redo what differs"
+            f"choose another tag, or another name for a sweep, or give --overwrite to redo what "
+            f"differs"
         )
-    if differ:
-        write_json(path, {"kind": CONFIG, "version": 1, "experiment": experiment.to_dict()})
+    return not differ
+
+
+def write_config(experiment: Experiment, results: Results, *, overwrite: bool = False) -> None:
+    """`config.json`; an experiment of other settings under this tag is not replaced unasked."""
+    if not is_written(experiment, results, overwrite=overwrite):
+        facts = {"kind": CONFIG, "version": 1, "experiment": experiment.to_dict()}
+        write_json(results.config(experiment.tag), facts)
 
 
 def read_config(path: Path) -> Experiment:
@@ -234,12 +245,16 @@ def _attempt(results: Results, tag: str) -> int:
     return 1 if before is None else before.attempt + 1
 
 
-@contextlib.contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """Everything jali says also goes to the experiment's log."""
+def _open_log(path: Path) -> logging.Handler:
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    return handler
+
+
+@contextlib.contextmanager
+def log_to(handler: logging.Handler) -> Iterator[None]:
+    """Everything jali says also goes there, while the block runs."""
     before, raise_on_error = log.level, logging.raiseExceptions
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from jali.experiments.cluster import Cluster, LaunchError
-from jali.experiments.job import Job, OtherSettingsError, read_config, write_config
+from jali.experiments.job import Job, is_written, read_config, write_config
 from jali.experiments.lock import check_free, hold, holder, me
 from jali.experiments.resources import Resources
 from jali.experiments.results import Results
@@ -138,13 +138,7 @@ def _prepare(sweep: Sweep, results: Results, *, overwrite: bool) -> set[str]:
         )
     for experiment in sweep.experiments:
         check_free(results.lock(experiment.tag), f"the experiment {experiment.tag}", job_ended)
-        if experiment.tag in known and not overwrite:
-            differ = experiment.differences(read_config(results.config(experiment.tag)))
-            if differ:
-                raise OtherSettingsError(
-                    f"{results.folder(experiment.tag)} holds an experiment with other settings "
-                    f"({'; '.join(differ)}); rename the sweep, or give --overwrite"
-                )
+        is_written(experiment, results, overwrite=overwrite)
     for experiment in sweep.experiments:
         write_config(experiment, results, overwrite=overwrite)
     facts = {"kind": "jali-sweep", "version": 1, "name": sweep.name, "tags": list(sweep.tags)}

@@ -143,6 +143,11 @@ def check_free(path: Path, what: str, job_ended: JobEnded = lambda _: False) -> 
         raise HeldError(what, owner, since, path)
 
 
+def now(timespec: str = "seconds") -> str:
+    """As files here hold it: UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec=timespec)
+
+
 def touch(path: Path) -> None:
     """A sign of life, for those who cannot ask."""
     with contextlib.suppress(OSError):
@@ -150,8 +155,7 @@ def touch(path: Path) -> None:
 
 
 def _create(path: Path, what: str, own: Owner) -> bool:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    facts = {"kind": KIND, "version": 1, "what": what, "since": now, "owner": asdict(own)}
+    facts = {"kind": KIND, "version": 1, "what": what, "since": now(), "owner": asdict(own)}
     try:
         with path.open("x") as file:
             try:

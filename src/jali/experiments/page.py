@@ -14,11 +14,6 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 # What is plotted upwards, the first that was measured.
 QUALITY = {"psnr": "PSNR against dense, dB", "ssim": "SSIM against dense"}
 SETTING = ("model", "height", "width", "num_frames", "steps")
-SHOWN = {
-    "tag": "experiment", "variant": "variant", "budget": "asked", "cost": "cost",
-    "bench_steps": "timed steps", "bench_cost": "timed cost", "dense_seconds": "dense s",
-    "seconds": "s", "speedup": "speed-up",
-}  # fmt: skip
 Row = Mapping[str, Any]
 
 
@@ -30,14 +25,13 @@ def render(table: ResultTable) -> str:
         Path(__file__).with_name("page.html").read_text("utf-8")
     )
     front = pareto(table.rows)
-    metrics = [name for name in table.columns if name.endswith(".mean")]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(table.rows):
         groups.setdefault(_setting(row), []).append(i)
     return template.render(
         plots=[_plot(table.rows, numbers, front) for numbers in groups.values()],
-        rows=[[number(row.get(n)) for n in (*SHOWN, *metrics)] for row in table.rows],
-        heads=[*SHOWN.values(), *(name.split(".")[1] for name in metrics)],
+        rows=[[number(row.get(name)) for name in table.headings] for row in table.rows],
+        heads=list(table.headings.values()),
         front=front, colours=COLOURS, left_out=table.left_out,
     )  # fmt: skip
 

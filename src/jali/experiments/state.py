@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from jali.experiments.lock import Owner, me, touch
+from jali.experiments.lock import Owner, me, now, touch
 from jali.files import UnreadableError, read_json, write_json
 
 KIND = "jali-state"
@@ -22,7 +22,7 @@ COMPLETE = ("done", "kept", "none")  # kept from before; none: there was nothing
 
 
 def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    return now("milliseconds")
 
 
 @dataclass(kw_only=True)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 from dataclasses import asdict, dataclass, field
 
-from jali.experiments.lock import Owner
+from jali.experiments.lock import Owner, now
 from jali.experiments.resources import Resources
 from jali.experiments.results import Results
 from jali.files import canonical
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,7 @@ class Submission:
     owner: Owner
     folder: str
     resources: Resources = field(default_factory=Resources)
-    time: str = field(default_factory=_now)
+    time: str = field(default_factory=now)
 
 
 def add_submission(results: Results, tag: str, submission: Submission) -> None:

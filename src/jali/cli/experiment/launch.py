@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +20,7 @@ from jali.cli.experiment.options import (
 )
 from jali.cli.experiment.progress import print_log, show_live
 from jali.cli.experiment.table import clock, say, show_status
+from jali.cli.output import print_json
 
 if TYPE_CHECKING:
     from jali.experiments.cluster import Cluster
@@ -71,17 +71,16 @@ def launch(
     """
     from jali.experiments.cluster import open_cluster
     from jali.experiments.launch import launch as start
-    from jali.experiments.resources import Resources
     from jali.experiments.stages import all_stages
     from jali.experiments.sweep import read_sweep
 
     found = read_sweep(sweep)
-    given = {
+    asked: dict[str, Any] = {
         "partition": partition, "time": time, "mem": mem, "cpus_per_task": cpus_per_task,
         "gpus": gpus, "account": account, "qos": qos, "constraint": constraint,
     }  # fmt: skip
-    asked = found.resources.to_dict() | {k: v for k, v in given.items() if v is not None}
-    resources = Resources.from_dict(asked)
+    given = {name: value for name, value in asked.items() if value is not None}
+    resources = replace(found.resources, **given)
     found = replace(found, resources=resources)
     cluster = open_cluster(on, resources, results.sweep(found.name), found.name, max_parallel)
     if dry_run:
@@ -116,7 +115,7 @@ def _dry_run(sweep: Sweep, results: Results, cluster: Cluster, as_json: bool) ->
             "experiments": [experiment.to_dict() for experiment in sweep.experiments],
             "script": script, "h200_hours": round(hours, 2), "gib": round(size, 2),
         }  # fmt: skip
-        typer.echo(json.dumps(facts, ensure_ascii=False))
+        print_json(facts)
         return
     for experiment, cost in zip(sweep.experiments, costs, strict=True):
         known = "" if cost is None else f"  {cost.tokens:,} tokens, {clock(cost.seconds)} on H200"
@@ -159,7 +158,7 @@ def retry(
             track=track, on_status=on_status,
         )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps({"submitted": submitted, "spent": spent}))
+        print_json({"submitted": submitted, "spent": spent})
     else:
         say(f"submitted again: {', '.join(submitted) or 'nothing needed it'}")
         show_status(read_status(results, names), as_json)
@@ -177,6 +176,6 @@ def cancel(results: Results, as_json: bool, tags: NamedTags) -> None:
 
     stopped = stop(results, results.find_tags(tags))
     if as_json:
-        typer.echo(json.dumps({"cancelled": stopped}))
+        print_json({"cancelled": stopped})
     else:
         say(f"cancelled: {', '.join(stopped) or 'nothing was waiting or running'}")

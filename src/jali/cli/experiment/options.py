@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -21,8 +21,6 @@ AnyTags = Annotated[
     typer.Argument(help="Tags of experiments, or names of sweeps.", show_default=False),
 ]
 MaxParallel = Annotated[int | None, typer.Option(min=1, help="Jobs at a time.", show_default=False)]
-# Not --logs: torchrun takes that for an option of its own, cut short.
-FOLDERS = {"results": Path("results"), "logs_dir": Path("experiments/logs")}
 
 
 def _check_track(track: str | None) -> str | None:
@@ -60,30 +58,25 @@ def with_results(command: Callable[..., None]) -> Callable[..., None]:
 
     Whatever it raises ends it in one sentence.
     """
+
+    def shared(
+        results: Annotated[
+            Path, typer.Option(help="Folder of all results.", rich_help_panel=PLACE)
+        ] = Path("results"),
+        # Not --logs: torchrun takes that for an option of its own, cut short.
+        logs_dir: Annotated[
+            Path, typer.Option(help="Folder of all logs.", rich_help_panel=PLACE)
+        ] = Path("experiments/logs"),
+        as_json: Json = False,
+    ) -> None: ...
+
     names = command.__globals__ | {"Results": Path}  # which a command imports late
-    hints = get_type_hints(command, names, None, include_extras=True)
-    signature = inspect.signature(command)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [
-        p.replace(annotation=hints[p.name], kind=keyword)
-        for p in signature.parameters.values()
-        if p.name not in ("results", "as_json")
+    own = inspect.signature(command, globals=names, eval_str=True).parameters
+    last = inspect.signature(shared, eval_str=True).parameters
+    options = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in (*(p for p in own.values() if p.name not in last), *last.values())
     ]
-    folders = [
-        inspect.Parameter(
-            name,
-            keyword,
-            default=default,
-            annotation=Annotated[
-                Path,
-                typer.Option(
-                    help=f"Folder of all {name.partition('_')[0]}.", rich_help_panel=PLACE
-                ),
-            ],
-        )
-        for name, default in FOLDERS.items()
-    ]
-    as_json = inspect.Parameter("as_json", keyword, default=False, annotation=Json)
 
     @functools.wraps(command)
     def run(*, results: Path, logs_dir: Path, **given: Any) -> None:
@@ -92,8 +85,8 @@ def with_results(command: Callable[..., None]) -> Callable[..., None]:
         with end_in_words():
             command(results=Results(results, logs_dir), **given)
 
-    run.__signature__ = inspect.Signature([*own, *folders, as_json])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in (*own, *folders, as_json)}
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in options}
     return run
 
 

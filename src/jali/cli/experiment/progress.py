@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from jali.cli.experiment.table import open_console, status_table
@@ -14,21 +14,13 @@ if TYPE_CHECKING:
     from jali.experiments.status import Status
 
 
-@contextmanager
-def print_log(*, quiet: bool) -> Iterator[None]:
+def print_log(*, quiet: bool) -> AbstractContextManager[None]:
     """What jali logs, on stderr. Only what matters where something else is on the screen."""
-    log = logging.getLogger("jali")
+    from jali.experiments.job import log_to
+
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
     handler.setLevel(logging.WARNING if quiet or sys.stderr.isatty() else logging.INFO)
-    before = log.level
-    log.setLevel(logging.DEBUG)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
+    return log_to(handler)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from jali.cli.exits import fail
 from jali.cli.experiment.options import AnyTags, NamedTags, with_results
 from jali.cli.experiment.progress import show_live
 from jali.cli.experiment.table import say, show_status, show_table
+from jali.cli.output import print_json
 
 if TYPE_CHECKING:
     from jali.experiments.results import Results
@@ -61,7 +61,7 @@ def logs(
         if scheduler and (sent := last_submission(results, tag)):
             found[tag] += _tail(Path(sent.folder) / f"{sent.job}_0_log.out", lines)
     if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        print_json(found)
         return
     for tag, text in found.items():
         say(f"── {tag}")
@@ -97,7 +97,7 @@ def collect(
     if as_json:
         typer.echo(table.to_json(), nl=False)
     else:
-        show_table(table.rows)
+        show_table(table)
         say("Written: " + ", ".join(map(str, paths)))
     if table.left_out:
         told = "; ".join(f"{tag}: {why}" for tag, why in table.left_out.items())

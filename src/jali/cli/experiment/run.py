@@ -105,7 +105,7 @@ def run(
         if as_json:
             typer.echo(table.to_json(), nl=False)
         else:
-            show_table(table.rows)
+            show_table(table)
             say(f"Open {folder / 'report.html'}")
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import typer
+from jali.cli.output import print_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from jali.experiments.collect import ResultTable
     from jali.experiments.status import Status
 
 COLOURS = {
@@ -39,7 +39,7 @@ def say(text: str, *, stderr: bool = False) -> None:
 
 def show_status(rows: Sequence[Status], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], ensure_ascii=False))
+        print_json([asdict(row) for row in rows])
         return
     console = open_console()
     if not rows:
@@ -70,18 +70,16 @@ def status_table(rows: Sequence[Status], console: Console) -> RenderableType:
     return _table(lines, console)
 
 
-def show_table(rows: Sequence[Any]) -> None:
+def show_table(table: ResultTable) -> None:
     """The collected rows: what was asked, what it cost, how fast it is and how close to dense."""
     from rich.markup import escape
 
-    from jali.experiments.page import SHOWN, number
+    from jali.experiments.page import number
 
     console = open_console()
-    metrics = sorted({name for row in rows for name in row if name.endswith(".mean")})
-    names = {**SHOWN, **{name: name.split(".")[1] for name in metrics}}
     lines = []
-    for row in rows:
-        cells = {head: number(row.get(name)) for name, head in names.items()}
+    for row in table.rows:
+        cells = {head: number(row.get(name)) for name, head in table.headings.items()}
         lines.append({
             head if head in ("experiment", "variant") else f">{head}": escape(
                 cell.replace("–", "-") if console.options.ascii_only else cell
