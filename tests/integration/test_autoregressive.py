@@ -17,7 +17,8 @@ from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
 from jali import Box, Budget, Dense, Entropy, Method, Psa, RfV2, Schedule, attend
 from jali.integration import autoregressive
-from jali.integration.autoregressive import ChunkProcessor, KVCache, autoregressive_mode
+from jali.integration.autoregressive import KVCache, autoregressive_mode
+from jali.integration.processor import SparseProcessor
 
 LAYERS, CHUNK, CHUNKS, SIDE = 3, 4, 3, 32  # 4 frames of 16 × 16 tokens, three times
 TOKENS = CHUNK * (SIDE // 2) ** 2
@@ -272,7 +273,7 @@ def test_everything_is_restored(
     seen = None
     try:
         with autoregressive_mode(wan, "entropy") as state:
-            assert all(isinstance(b.attn1.processor, ChunkProcessor) for b in wan.blocks)
+            assert all(isinstance(b.attn1.processor, SparseProcessor) for b in wan.blocks)
             assert [b.attn2.processor for b in wan.blocks] == [pair[1] for pair in before]
             wan(chunks[0], T, text)
             state.keep()
@@ -299,17 +300,17 @@ def test_fused_projections_and_the_pipeline_itself(
     plain, _ = run(wan, chunks, text, "dense")
     torch.testing.assert_close(ours[2], plain[2], atol=2e-5, rtol=1e-4)
     with autoregressive_mode(SimpleNamespace(transformer=wan)):
-        assert isinstance(wan.blocks[0].attn1.processor, ChunkProcessor)
+        assert isinstance(wan.blocks[0].attn1.processor, SparseProcessor)
 
 
 def test_what_is_refused(wan: Any, chunks: list[Tensor], text: Tensor) -> None:
     with autoregressive_mode(wan) as state:
         with (
-            pytest.raises(ValueError, match="already has a ChunkProcessor"),
+            pytest.raises(ValueError, match="already has a SparseWanAttnProcessor"),
             autoregressive_mode(wan),
         ):
             pass
-        assert isinstance(wan.blocks[0].attn1.processor, ChunkProcessor)
+        assert isinstance(wan.blocks[0].attn1.processor, SparseProcessor)
         with pytest.raises(ValueError, match="no chunk to keep: the transformer was not called"):
             state.keep()
         wan(chunks[0], T, text)

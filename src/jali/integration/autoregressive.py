@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +17,8 @@ from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor, nn
 
 from jali.attend import attend
-from jali.integration.backend_name import add_backend_name
+from jali.integration.operator import number_of
+from jali.integration.processor import make_sparse
 from jali.methods import Method, make_method
 from jali.planning.site import Site
 from jali.tokens.grid import Box, TokenGrid
@@ -146,6 +146,9 @@ class ChunkState:
     _box: Box | None = None
     _caches: dict[str, list[KVCache]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.number = number_of(self)
+
     def at(self, step: int, steps: int, branch: str = "cond") -> None:
         """Where the next transformer call is. Guidance branches have caches of their own."""
         self.site = Site(step, steps, 0, self.layers, branch)
@@ -186,8 +189,17 @@ class ChunkState:
         """A transformer call with a chunk of this grid starts."""
         self._box = box
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q, k, v [B, H, S, D] of the chunk -> its attention to all kept frames and itself."""
+    def choose_dense_backend(self, backend: Any) -> None:
+        """`set_attention_backend` is for the other attentions of the model."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        scale: float | None, ranks: int, rank: int,  # noqa: ARG002
+    ) -> Tensor:  # fmt: skip
+        """q, k, v [B, S, H, D] of the chunk -> its attention to all kept frames and itself."""
+        if mask is not None or k.shape != q.shape or ranks > 1:
+            raise ValueError("a chunk attends to its own cache: no other keys, no mask, one rank")
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         box = self._box
         if box is None:
             raise RuntimeError("a layer was called outside its transformer: its grid is unknown")
@@ -199,10 +211,11 @@ class ChunkState:
         done = attend(
             q, keys, values, method=self.method, grid=TokenGrid((box,)),
             key_grid=TokenGrid((video,)), offset=offset, site=site, backend=self.backend,
+            scale=scale,
         )  # fmt: skip
         cost = None if done.executed is None else done.executed.costs.mean()
         self.calls.append(ChunkCall(self.chunk, site, keys.shape[2], cost))
-        return done.out
+        return done.out.transpose(1, 2)
 
     def _cache(self, layer: int) -> KVCache:
         branch = self.site.branch
@@ -214,49 +227,6 @@ class ChunkState:
                 )
             self._caches[branch] = [KVCache(self.limit, self.sink) for _ in range(self.layers)]
         return self._caches[branch][layer]
-
-
-class ChunkProcessor(WanAttnProcessor):
-    """Wan's self-attention with the keys of earlier chunks. One per layer; holds no weights."""
-
-    def __init__(self, state: ChunkState, layer: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.state, self.layer = state, layer
-
-    @property
-    def _attention_backend(self) -> Any:
-        """What diffusers' dispatcher asks for; `set_attention_backend` leaves it as it is."""
-        return add_backend_name("_jali_chunk", _attend_chunk)
-
-    @_attention_backend.setter
-    def _attention_backend(self, backend: Any) -> None: ...
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        rotary_emb: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        if encoder_hidden_states is not None or attention_mask is not None:
-            raise ValueError("a chunk attends to its own cache: no other keys, no mask")
-        before = _CALLER.set(self)
-        try:
-            out: Tensor = super().__call__(attn, hidden_states, rotary_emb=rotary_emb)
-        finally:
-            _CALLER.reset(before)
-        return out
-
-
-_CALLER: ContextVar[ChunkProcessor] = ContextVar("caller")
-
-
-def _attend_chunk(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """What the dispatcher calls for a ChunkProcessor. [B, S, H, D] -> like query."""
-    caller = _CALLER.get()
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    return caller.state.attend(caller.layer, q, k, v).transpose(1, 2)
 
 
 @contextlib.contextmanager
@@ -305,7 +275,7 @@ def autoregressive_mode(
     hook = transformer.rope.register_forward_hook(_positions(state))
     try:
         for index, layer in enumerate(layers):
-            layer.processor = ChunkProcessor(state, index)
+            layer.processor = make_sparse(layer.processor, state, state.number, index, "dispatcher")
         yield state
     finally:
         for layer, processor in zip(layers, before, strict=True):

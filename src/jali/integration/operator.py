@@ -15,20 +15,21 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from jali.integration.autoregressive import ChunkState
     from jali.integration.run import Run
 
-_runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
+_runs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def number_of(run: Run) -> Tensor:
+def number_of(run: Run | ChunkState) -> Tensor:
     """A number by which operators find the run while it lives, as a 0-d CPU tensor."""
     number = next(_numbers)
     _runs[number] = run
     return torch.tensor(number)
 
 
-def _run(number: Tensor) -> Run:
+def _run(number: Tensor) -> Any:
     run = _runs.get(int(number))
     if run is None:
         raise RuntimeError(
