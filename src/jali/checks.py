@@ -126,11 +126,7 @@ def _not_a_tensor(**given: object) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _check_together(q: torch.Size, k: torch.Size, v: torch.Size, *kinds: Any) -> None:
-    _check_shapes(q, k, v)
-    _check_kinds(*kinds)
-
-
-def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
+    """Their shapes, and their three dtypes and devices."""
     for name, shape in (("q", q), ("k", k), ("v", v)):
         if len(shape) != 4:
             raise ValueError(
@@ -146,19 +142,14 @@ def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
         raise ValueError(f"q and k must have one head dim, got {q[3]} and {k[3]}")
     if q[1] % k[1]:
         raise ValueError(f"query heads must be a multiple of key heads, got {q[1]} and {k[1]}")
-
-
-def _check_kinds(
-    q: torch.dtype, k: torch.dtype, v: torch.dtype,
-    q_at: torch.device, k_at: torch.device, v_at: torch.device,
-) -> None:  # fmt: skip
-    for name, dtype in (("q", q), ("k", k), ("v", v)):
+    dtypes, devices = kinds[:3], kinds[3:]
+    for name, dtype in zip("qkv", dtypes, strict=True):
         if not dtype.is_floating_point or dtype.itemsize < 2:
             raise TypeError(f"{name} must be fp16, bf16, fp32 or fp64, got {dtype}")
-    if not q == k == v:
-        raise TypeError(f"q, k and v must have one dtype, got {q}, {k}, {v}")
-    if not q_at == k_at == v_at:
-        raise ValueError(f"q, k, v must be on one device, got {q_at}, {k_at}, {v_at}")
+    if len(set(dtypes)) > 1:
+        raise TypeError(f"q, k and v must have one dtype, got {', '.join(map(str, dtypes))}")
+    if len(set(devices)) > 1:
+        raise ValueError(f"q, k, v must be on one device, got {', '.join(map(str, devices))}")
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:

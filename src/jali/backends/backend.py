@@ -52,14 +52,15 @@ class Backend(abc.ABC):
     name: ClassVar[str]
     # Largest relative error ‖out − ref‖ / ‖ref‖ against fp32 attention on the same inputs.
     tolerance: ClassVar[Mapping[torch.dtype, float]]
+    blocks: ClassVar[Blocks] = Blocks(256, 128)
 
     @abc.abstractmethod
     def why_not(self, task: Task) -> list[str]:
         """The reasons it cannot run this, each a sentence; empty when it can."""
 
-    @abc.abstractmethod
-    def preferred(self, task: Task) -> Blocks:
+    def preferred(self, task: Task) -> Blocks:  # noqa: ARG002
         """The blocks it likes best."""
+        return self.blocks
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
         """Blocks it can run, as near to these as it gets; the plan is coarsened to them."""

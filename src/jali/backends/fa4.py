@@ -30,7 +30,7 @@ from jali.tokens.padding import KeyPadding
 log = logging.getLogger("jali")
 
 TESTED = ("4.0.0b36",)
-BLOCKS, HOPPER_DIM_64_BLOCKS = Blocks(256, 128), Blocks(384, 128)
+HOPPER_DIM_64_BLOCKS = Blocks(384, 128)
 
 
 class Fa4(Backend):
@@ -52,7 +52,7 @@ class Fa4(Backend):
     def preferred(self, task: Task) -> Blocks:
         # At head dim 64 Hopper's kernel has a tile of 192 rows, and 384 is two of them.
         on_hopper = _generation(task.device) == 9
-        return HOPPER_DIM_64_BLOCKS if on_hopper and task.head_dim <= 64 else BLOCKS
+        return HOPPER_DIM_64_BLOCKS if on_hopper and task.head_dim <= 64 else self.blocks
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:
         """Hopper: multiples of 64 rows, and 64, 96 or 128 keys. Blackwell: 256, 128."""

@@ -45,14 +45,6 @@ class Fa4Triton(Fa4):
         lists, blocks = plan.lists, plan.blocks
         full = fa4.sparse(q, k, v, lists[1], blocks, scale)
         found: tuple[Tensor, Tensor] = kernels.load("attention").block_sparse_attention(
-            q,
-            k,
-            v,
-            lists,
-            blocks.q,
-            blocks.k,
-            scale,
-            ratios=pooled(plan.ratios),
-            add_to=full,
+            q, k, v, lists, blocks.q, blocks.k, scale, ratios=pooled(plan.ratios), add_to=full
         )
         return found

@@ -22,6 +22,7 @@ class Flex(Backend):
 
     name: ClassVar[str] = "flex"
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float32: 2e-3, **HALF_PRECISION}
+    blocks: ClassVar[Blocks] = Blocks(128, 128)
 
     def why_not(self, task: Task) -> list[str]:
         reasons = common_reasons(task, self.tolerance, range(16, 257), pools=False)
@@ -32,9 +33,6 @@ class Flex(Backend):
         if task.padding is not None:
             reasons.append("has no key padding here")
         return reasons
-
-    def preferred(self, task: Task) -> Blocks:  # noqa: ARG002
-        return Blocks(128, 128)
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
         """Its tiles of 128 × 128 (or smaller ones) must divide the blocks."""

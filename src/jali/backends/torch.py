@@ -23,7 +23,6 @@ from torch import Tensor
 from jali.backends.backend import Backend, Task
 from jali.backends.pyramid import pool
 from jali.planning.plan import BlockPlan
-from jali.tokens.layout import Blocks
 from jali.tokens.order import Index
 from jali.tokens.padding import KeyPadding
 
@@ -49,9 +48,6 @@ class Torch(Backend):
 
     def why_not(self, task: Task) -> list[str]:  # noqa: ARG002
         return []
-
-    def preferred(self, task: Task) -> Blocks:  # noqa: ARG002
-        return Blocks(256, 128)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,

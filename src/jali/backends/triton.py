@@ -27,6 +27,7 @@ class Triton(Backend):
 
     name: ClassVar[str] = "triton"
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float32: 2e-3, **HALF_PRECISION}
+    blocks: ClassVar[Blocks] = Blocks(128, 128)
 
     def why_not(self, task: Task) -> list[str]:
         reasons = [*kernels.why_unavailable(task.device)]
@@ -34,9 +35,6 @@ class Triton(Backend):
         if task.padding == "mask":
             reasons.append("knows key lengths, not key masks")
         return reasons
-
-    def preferred(self, task: Task) -> Blocks:  # noqa: ARG002
-        return Blocks(128, 128)
 
     def fitting(self, blocks: Blocks, task: Task) -> Blocks:  # noqa: ARG002
         """Multiples of 16: the narrowest tile of a tensor core."""

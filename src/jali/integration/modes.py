@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from jali.integration.models.preset import check_preset, preset_for
 from jali.integration.run import Run
 from jali.integration.stats import Stats
 from jali.methods import METHODS, Dense, Method, Schedule, make_method
-from jali.presets import Preset, load_preset, presets
+from jali.presets import Preset, presets
 from jali.value import check_choice, check_share, check_steps, suggest
 
 log = logging.getLogger("jali")
@@ -114,11 +114,17 @@ def apply_sparse_attention(
         >>> handle = apply_sparse_attention(pipe, "psa", mean_budget=0.3)
         >>> pipe("a cat"); print(handle.summary()); handle.remove()
     """
-    _check(backend, steps, when, finite, unknown_masks)
+    check_name(backend)
+    check_choice("when", when, WHEN)
+    check_choice("finite", finite, FINITE)
+    check_choice("unknown_masks", unknown_masks, UNKNOWN_MASKS)
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ValueError(f"steps must be a count of at least 1, got {steps!r}")
     pipe, transformers = transformers_of(target)
-    asked = _resolved(method, model, pipe, transformers)
-    chosen = chosen_method(asked, mean_budget, warmup_frac, dense_first_layer, model, options)
-    preset = asked if isinstance(asked, Preset) else None
+    if isinstance(method, str) and method not in METHODS:
+        method = _find_preset(method, model, pipe, transformers)
+    chosen = chosen_method(method, mean_budget, warmup_frac, dense_first_layer, model, options)
+    preset = method if isinstance(method, Preset) else None
     if preset is not None:
         check_preset(preset, pipe, transformers)
     if pipe is None and steps is None and _needs_steps(chosen):
@@ -177,19 +183,10 @@ def sparse_processor_mode(
     if preset is not None and method != "entropy":
         raise ValueError("give method= or preset=, not both: a preset names its method")
     handle = apply_sparse_attention(
-        pipe,
-        method if preset is None else preset,
-        mean_budget=mean_budget,
-        backend=backend,
-        warmup_frac=warmup_frac,
-        dense_first_layer=dense_first_layer,
-        steps=steps,
-        when=when,
-        finite=finite,
-        unknown_masks=unknown_masks,
-        model=model,
-        **options,
-    )
+        pipe, method if preset is None else preset, mean_budget=mean_budget, backend=backend,
+        warmup_frac=warmup_frac, dense_first_layer=dense_first_layer, steps=steps, when=when,
+        finite=finite, unknown_masks=unknown_masks, model=model, **options,
+    )  # fmt: skip
     try:
         yield handle
         handle.run.finish()  # a bare transformer announces no end
@@ -207,17 +204,6 @@ def make_step_callback(state: Any = None) -> Callable[..., dict[str, Any]]:  # n
         return kwargs
 
     return callback
-
-
-def _check(
-    backend: str, steps: int | None, when: str, finite: str, unknown_masks: str = "raise"
-) -> None:
-    check_name(backend)
-    check_choice("when", when, WHEN)
-    check_choice("finite", finite, FINITE)
-    check_choice("unknown_masks", unknown_masks, UNKNOWN_MASKS)
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise ValueError(f"steps must be a count of at least 1, got {steps!r}")
 
 
 def chosen_method(
@@ -241,7 +227,11 @@ def chosen_method(
         warmup = WARMUP if warmup is None else warmup
         first_layer = True if first_layer is None else first_layer
     else:
-        method = asked if isinstance(asked, Method) else _preset(asked, model)
+        asked = _find_preset(asked, model) if isinstance(asked, str) else asked
+        found = asked if isinstance(asked, Method) else getattr(asked, "method", None)
+        if not isinstance(found, Method):
+            raise TypeError(f"a method is a name, a Method or a preset, got {asked!r}")
+        method = found
         if options:
             raise TypeError(f"{method} is complete; {sorted(options)} cannot be added to it")
     if budget is not None:
@@ -265,31 +255,17 @@ def with_schedule(method: Method, warmup: float | int | None, first_layer: bool 
     return own
 
 
-def _resolved(
-    asked: Any, model: str | None, pipe: Any, transformers: list[tuple[str, nn.Module]]
-) -> Any:
-    """A preset's name as the preset, of the model that this is; anything else as it is."""
-    if not isinstance(asked, str) or asked in METHODS:
-        return asked
-    _check_preset_name(asked)
-    return preset_for(asked, model, pipe, transformers)
-
-
-def _check_preset_name(asked: str) -> None:
+def _find_preset(
+    name: str,
+    model: str | None,
+    pipe: Any = None,
+    transformers: Sequence[tuple[str, nn.Module]] = (),
+) -> Preset:
+    """A preset by name, of the model that is named or that this is."""
     known = sorted({preset.name for preset in presets()})
-    if asked.replace("-", "_") not in known:
-        raise ValueError(f"unknown method or preset {asked!r}{suggest(asked, [*METHODS, *known])}")
-
-
-def _preset(asked: Any, model: str | None) -> Method:
-    """The method of a preset, by name or as an object."""
-    if isinstance(asked, str):
-        _check_preset_name(asked)
-        asked = load_preset(asked, model)
-    method = asked if isinstance(asked, Method) else getattr(asked, "method", None)
-    if not isinstance(method, Method):
-        raise TypeError(f"a method is a name, a Method or a preset, got {asked!r}")
-    return method
+    if name.replace("-", "_") not in known:
+        raise ValueError(f"unknown method or preset {name!r}{suggest(name, [*METHODS, *known])}")
+    return preset_for(name, model, pipe, transformers)
 
 
 def transformers_of(target: Any) -> tuple[Any, list[tuple[str, nn.Module]]]:

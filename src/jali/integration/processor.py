@@ -139,10 +139,7 @@ def _cogvideox(
     query, key, value = (
         x.unflatten(-1, (-1, head_dim)).transpose(1, 2) for x in (query, key, value)
     )
-    if attn.norm_q is not None:
-        query = attn.norm_q(query)
-    if attn.norm_k is not None:
-        key = attn.norm_k(key)
+    query, key = _through(attn.norm_q, query), _through(attn.norm_k, key)
     if image_rotary_emb is not None:
         query[:, :, text:] = apply_rotary_emb(query[:, :, text:], image_rotary_emb)
         key[:, :, text:] = apply_rotary_emb(key[:, :, text:], image_rotary_emb)
@@ -176,12 +173,8 @@ def _hunyuan15(
             p(encoder_hidden_states).unflatten(2, (attn.heads, -1))
             for p in (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
         )
-        if attn.norm_added_q is not None:
-            more_q = attn.norm_added_q(more_q)
-        if attn.norm_added_k is not None:
-            more_k = attn.norm_added_k(more_k)
-        query = torch.cat([query, more_q], dim=1)
-        key = torch.cat([key, more_k], dim=1)
+        query = torch.cat([query, _through(attn.norm_added_q, more_q)], dim=1)
+        key = torch.cat([key, _through(attn.norm_added_k, more_k)], dim=1)
         value = torch.cat([value, more_v], dim=1)
     if attention_mask is not None:
         front = query.shape[1] - attention_mask.shape[1]
@@ -195,6 +188,9 @@ def _hunyuan15(
     out, encoder_hidden_states = out[:, :-text], out[:, -text:]
     if getattr(attn, "to_out", None) is not None:
         out = attn.to_out[1](attn.to_out[0](out))
-    if getattr(attn, "to_add_out", None) is not None:
-        encoder_hidden_states = attn.to_add_out(encoder_hidden_states)
-    return out, encoder_hidden_states
+    return out, _through(getattr(attn, "to_add_out", None), encoder_hidden_states)
+
+
+def _through(module: Any, x: Tensor) -> Any:
+    """What a module makes of x; some checkpoints do without it."""
+    return x if module is None else module(x)

@@ -19,7 +19,7 @@ def preset_for(
     try:
         return load_preset(name, model)
     except ValueError:
-        found = model_of(pipe, transformers) if model is None else None
+        found = model_of(pipe, transformers) if model is None and transformers else None
         if found is None:
             raise
         return load_preset(name, found)
