@@ -270,22 +270,6 @@ class Run:
 
     def _why_slower(self, q: Tensor, here: RunTransformer) -> str | None:
         """Why a sparse call stays dense, where it would be slower and nobody insists on it."""
-        faster = self._forecast(q, here)
-        if faster is None or faster >= 1:
-            return None
-        tokens = f"{q.shape[1]} tokens on {q.device.type}"
-        if self.when == "auto":
-            return f"sparse would not be faster at {tokens} ({faster:.2f}×)"
-        self._tell(f"sparse is not expected to be faster at {tokens} ({faster:.2f}×)")
-        return None
-
-    def _across(self, ranks: Ranks) -> Method:
-        if ranks not in self._methods:
-            self._methods[ranks] = across_ranks(self.method, ranks)
-        return self._methods[ranks]
-
-    def _forecast(self, q: Tensor, here: RunTransformer) -> float | None:
-        """Expected speed-up of a sparse call of this shape; None where nothing was measured."""
         B, S, H, D = q.shape
         key = (here.index, B, S, H, D, q.device)
         if key not in self._speedups:
@@ -295,7 +279,19 @@ class Run:
                 backend=choose(self.backend, task).name,
             )  # fmt: skip
             self._shape = key
-        return self._speedups[key]
+        faster = self._speedups[key]
+        if faster is None or faster >= 1:
+            return None
+        tokens = f"{S} tokens on {q.device.type}"
+        if self.when == "auto":
+            return f"sparse would not be faster at {tokens} ({faster:.2f}×)"
+        self._tell(f"sparse is not expected to be faster at {tokens} ({faster:.2f}×)")
+        return None
+
+    def _across(self, ranks: Ranks) -> Method:
+        if ranks not in self._methods:
+            self._methods[ranks] = across_ranks(self.method, ranks)
+        return self._methods[ranks]
 
     def _tell(self, what: str) -> str:
         """Say something once, as a warning."""

@@ -83,6 +83,10 @@ class Method(abc.ABC):
         """Its blocks, given those the backend likes best."""
         return preferred
 
+    def order_of(self, q_grid: TokenGrid, k_grid: TokenGrid | None) -> Order:  # noqa: ARG002
+        """The order of such queries and keys, where not every call has the same."""
+        return self.token_order
+
     def layout(
         self,
         q_grid: TokenGrid,
@@ -92,7 +96,8 @@ class Method(abc.ABC):
         device: torch.device,
     ) -> BlockLayout:
         """How it orders and cuts the tokens of a call."""
-        return block_layout(q_grid, k_grid, self.token_order, blocks, offset, device)
+        order = self.order_of(q_grid, k_grid)
+        return block_layout(q_grid, k_grid, order, blocks, offset, device)
 
     @abc.abstractmethod
     def plan(self, query: Query) -> BlockPlan:

@@ -114,14 +114,9 @@ class Psa(Method):
         if self.axis == "step":
             levels = protect(self._levels_by_step(query), layout, cap)
             return BlockPlan(layout, self.ratios, map=levels)
+        positions, normalised = self._positions(query), self.importance == "softmax"
         scores = peak_scores(
-            query.q,
-            query.k,
-            layout,
-            query.scale,
-            *self._positions(query),
-            query.padding,
-            normalised=self.importance == "softmax",
+            query.q, query.k, layout, query.scale, *positions, query.padding, normalised
         )
         named, bounds = self._bounds
         floor = self.floor if self.mode == "thresholdbound" else None

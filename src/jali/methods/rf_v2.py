@@ -15,7 +15,7 @@ from jali.planning.plan import BlockPlan
 from jali.planning.scoring import at_least_fp32, block_means, mean_scores
 from jali.planning.selection import keep_top
 from jali.tokens.grid import Box, TokenGrid
-from jali.tokens.layout import BlockLayout, Blocks, block_layout
+from jali.tokens.layout import Blocks
 from jali.tokens.order import FrameWindows, Order, Raster, Tiled
 from jali.value import check_share
 
@@ -66,20 +66,12 @@ class RfV2(Method):
     def _blocks(self) -> Blocks:
         return Blocks(self.block_size, self.block_size)
 
-    def layout(
-        self,
-        q_grid: TokenGrid,
-        k_grid: TokenGrid | None,
-        offset: int | None,
-        blocks: Blocks,
-        device: torch.device,
-    ) -> BlockLayout:
-        order = self.token_order
+    def order_of(self, q_grid: TokenGrid, k_grid: TokenGrid | None) -> Order:
         if self.compat:
-            self._check_compat(q_grid, k_grid, blocks.k)
+            self._check_compat(q_grid, k_grid, self.block_size)
             if any(isinstance(s, Box) and min(s.height, s.width) < 8 for s in q_grid.segments):
-                order = Raster()  # the original cannot run these; there are no windows to make
-        return block_layout(q_grid, k_grid, order, blocks, offset, device)
+                return Raster()  # the original cannot run these; there are no windows to make
+        return self.token_order
 
     def plan(self, query: Query) -> BlockPlan:
         if self.compat:

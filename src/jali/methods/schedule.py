@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
-
-import torch
 
 from jali.methods.method import Method, Query
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
 from jali.tokens.grid import TokenGrid
-from jali.tokens.layout import BlockLayout, Blocks
+from jali.tokens.layout import Blocks
 from jali.tokens.order import Order
 from jali.value import check_count, check_share, check_steps
 
@@ -104,15 +102,8 @@ class Schedule(Method):
     def blocks(self, preferred: Blocks) -> Blocks:
         return self.inner.blocks(preferred)
 
-    def layout(
-        self,
-        q_grid: TokenGrid,
-        k_grid: TokenGrid | None,
-        offset: int | None,
-        blocks: Blocks,
-        device: torch.device,
-    ) -> BlockLayout:
-        return self.inner.layout(q_grid, k_grid, offset, blocks, device)
+    def order_of(self, q_grid: TokenGrid, k_grid: TokenGrid | None) -> Order:
+        return self.inner.order_of(q_grid, k_grid)
 
     def plan(self, query: Query) -> BlockPlan:
         return self.at(query.site).plan(query)
@@ -123,13 +114,7 @@ class Schedule(Method):
         return sum(self.budgets) / len(self.budgets) if self.budgets else self.inner.mean_budget
 
     def with_budget(self, mean: float) -> Schedule:
-        return Schedule(
-            self.inner.with_budget(mean),
-            self.dense_steps,
-            self.dense_last_steps,
-            self.dense_layers,
-            self.min_tokens,
-        )
+        return replace(self, inner=self.inner.with_budget(mean), budgets=())
 
 
 def _count(steps: int | float, of: int) -> int:
