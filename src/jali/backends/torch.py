@@ -60,9 +60,8 @@ class Torch(Backend):
         each = q.shape[1] // k.shape[1]
         copied = k[:, 0].numel() * scratch.memory.itemsize  # of one head
         at_once = max(1, at_most // copied)
-        unshifted = (
-            q.device.type == "cpu"
-        )  # asked after every chunk, and asking a GPU means waiting
+        # Asked after every chunk, and asking a GPU means waiting.
+        unshifted = q.device.type == "cpu"
         for kv in range(0, k.shape[1], at_once):
             some, heads = slice(kv, kv + at_once), slice(kv * each, (kv + at_once) * each)
             unshifted = _attend_heads(

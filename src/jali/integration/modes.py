@@ -12,13 +12,7 @@ from typing import Any
 from torch import nn
 
 from jali.backends import check_name
-from jali.integration.attachment import (
-    Attachment,
-    attach,
-    self_attentions,
-    unwrapped,
-    user_backend,
-)
+from jali.integration.attachment import Attachment, attach, self_attentions, unwrapped, user_backend
 from jali.integration.clock import Clock
 from jali.integration.config import BUDGET, WARMUP
 from jali.integration.models.preset import check_preset, preset_for

@@ -17,13 +17,7 @@ from jali.integration import forecast, stock
 from jali.integration.clock import Clock
 from jali.integration.masks import MaskReading, read_mask, without_padding
 from jali.integration.operator import number_of
-from jali.integration.parallel import (
-    Ranks,
-    across_ranks,
-    joint_order,
-    tensor_ranks,
-    ulysses_ranks,
-)
+from jali.integration.parallel import Ranks, across_ranks, joint_order, tensor_ranks, ulysses_ranks
 from jali.integration.stats import CallRecord, CallWork, Stats, first_not_finite, read_records
 from jali.integration.stopwatch import Stopwatch, now
 from jali.integration.transformer import AttentionCall, RunTransformer, TransformerCall

@@ -26,13 +26,7 @@ def jittered_positions(
 # branches share a step; what is kept is some megabytes a step for a long video.
 @functools.lru_cache(maxsize=8)
 def _of_all_layers(
-    tokens: int,
-    block: int,
-    per_block: int,
-    seed: int,
-    step: int,
-    layers: int,
-    device: torch.device,
+    tokens: int, block: int, per_block: int, seed: int, step: int, layers: int, device: torch.device
 ) -> tuple[Tensor, ...]:
     start = torch.arange(0, tokens, block)
     size = (tokens - start).clamp_max(block)[:, None]
