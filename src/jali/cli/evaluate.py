@@ -125,12 +125,10 @@ def _table(found: Evaluation) -> Table:
     from jali.evaluation.quality.evaluation import MEASURES
 
     summary = found.summary
-    arrows = {True: " ↑", False: " ↓", None: ""}
-    titles = [MEASURES[m].title + arrows[MEASURES[m].higher_is_better] for m in summary]
     table = make_table(
-        ("clip", *titles, "faults"),
+        ("clip", *(MEASURES[m].heading for m in summary), "faults"),
         [
-            (escape(pair.name), *(_number(_value(pair, m), m) for m in summary), _faults(pair))
+            (escape(pair.name), *(_number(pair.value(m), m) for m in summary), _faults(pair))
             for pair in found.pairs[:ROWS]
         ],
         wrap_last=True,
@@ -143,13 +141,6 @@ def _table(found: Evaluation) -> Table:
         table.add_row("mean", *(_number(summary[m].mean, m) for m in summary), "")
         table.add_row("95 % interval", *(_between(summary[m], m) for m in summary), "")
     return table
-
-
-def _value(pair: Pair, name: str) -> float | None:
-    series = pair.series["flicker" if name == "flicker_ratio" else name]
-    if series is None:
-        return None
-    return series.extra["ratio"] if name == "flicker_ratio" else series.mean
 
 
 def _number(value: float | None, name: str) -> str:

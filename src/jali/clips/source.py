@@ -65,12 +65,9 @@ def open_source(path: str | Path) -> Source:
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty")
     kind = path.suffix.lower()
-    if kind in TENSORS:
-        return TensorSource(path)
-    if kind in VIDEOS:
-        return VideoSource(path)
-    if kind in IMAGES:
-        return ImageSource(path)
+    for kinds, source in ((TENSORS, TensorSource), (VIDEOS, VideoSource), (IMAGES, ImageSource)):
+        if kind in kinds:
+            return source(path)
     raise InputError(
         f"{path} is no clip that can be read: videos ({', '.join(VIDEOS)}), images "
         f"({', '.join(IMAGES)}), folders of images and tensors ({', '.join(TENSORS)}) can"

@@ -180,7 +180,7 @@ class BlockPlan:
 
     def show(self, batch: int = 0, head: int | None = None, width: int = 64) -> str:
         """The plan as text: rows are query blocks, columns key blocks, darker is finer."""
-        work = self._work(batch, head)
+        work = self.work(batch, head)
         rows, columns = min(width // 2, self.layout.M), min(width, self.layout.N)
         small = F.adaptive_avg_pool2d(work[None], (rows, columns))[0]
         shades = " ░▒▓█"
@@ -203,7 +203,7 @@ class BlockPlan:
             raise ImportError("plan.figure() needs matplotlib: pip install jali[report]") from error
         figure = Figure(figsize=(6, 6 * self.layout.M / max(self.layout.N, 1) + 1))
         axes: Any = figure.add_subplot()
-        work = self._work(batch, head)
+        work = self.work(batch, head)
         axes.imshow(work.numpy(), vmin=0, vmax=1, cmap="magma_r", aspect="auto")
         axes.set(
             xlabel=f"key blocks of {self.blocks.k}",
@@ -212,7 +212,7 @@ class BlockPlan:
         )
         return figure
 
-    def _work(self, batch: int, head: int | None) -> Tensor:
+    def work(self, batch: int = 0, head: int | None = None) -> Tensor:
         """Work per block pair of one head, or the mean over heads. fp32 [M, N] on the host."""
         levels = self.levels[batch].float()
         work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)

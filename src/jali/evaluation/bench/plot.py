@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali.evaluation.bench.pipeline import DENSE, PipelineRow
+from jali.evaluation.inspection.judge import CONTROLS
+from jali.evaluation.inspection.plan_picture import FAINT, INK
 
 if TYPE_CHECKING:
     from jali.evaluation.bench.kernel import KernelRow
 
 BACKENDS = {"fa4": "#0b7285", "triton": "#e8590c", "flex": "#868e96", "torch": "#adb5bd"}
-INK, FAINT = "#1d2433", "#8a93a6"
 COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1971c2", "#868e96", "#f08c00")
-CONTROLS = ("random", "local")
 WORDS = {"psnr": "PSNR against dense, dB", "ssim": "SSIM against dense"}
 
 

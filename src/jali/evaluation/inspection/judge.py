@@ -171,14 +171,10 @@ class _ExactAttention:
         rows = self.rows if rows is None else rows
         kv = head // (call.q.shape[1] // call.k.shape[1])
         logits = call.q[0, head, rows].float() @ call.k[0, kv].float().T * call.scale
-        hidden = self._hidden(logits.shape[-1])
-        if hidden is not None:
-            logits = logits.masked_fill(hidden, -torch.inf)
+        if call.padding is not None:
+            real = call.padding.valid(logits.shape[-1])[0].to(logits.device)
+            logits = logits.masked_fill(~real, -torch.inf)
         return logits.softmax(-1)
-
-    def _hidden(self, keys: int) -> Tensor | None:
-        padding = self.call.padding
-        return None if padding is None else ~padding.valid(keys)[0].to(self.call.q.device)
 
     def mass(self, plan: BlockPlan, head: int) -> tuple[float, float]:
         """(touched, read in full): shares of the exact weights."""

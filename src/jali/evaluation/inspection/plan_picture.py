@@ -70,9 +70,7 @@ def footprint(plan: BlockPlan, head: int, query: int) -> tuple[np.ndarray, np.nd
     """
     layout = plan.layout
     shape = _box(plan).shape
-    levels = plan.levels[0, head % plan.levels.shape[1], query].cpu()
-    work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
-    tokens = work.repeat_interleave(plan.blocks.k)[: layout.k.tokens]
+    tokens = plan.work(head=head)[query].repeat_interleave(plan.blocks.k)[: layout.k.tokens]
     own = torch.arange(layout.q.tokens) // plan.blocks.q == query
     return (
         layout.k.restore(tokens[None])[0].view(shape).numpy(),
@@ -97,9 +95,7 @@ def _figure(width: float, height: float) -> Figure:
 
 def draw_block_map(axes: Any, plan: BlockPlan, head: int) -> None:
     """What one head keeps: query blocks down, key blocks across, darker where read more finely."""
-    levels = plan.levels[0, head % plan.levels.shape[1]].cpu()
-    work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
-    _shade(axes, work.numpy())
+    _shade(axes, plan.work(head=head).numpy())
     bare(axes)
 
 

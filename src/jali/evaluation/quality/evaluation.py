@@ -34,6 +34,11 @@ class Measure:
     digits: int
     smallest_side: int = 1
 
+    @property
+    def heading(self) -> str:
+        """The title, with an arrow to the good end."""
+        return self.title + {True: " ↑", False: " ↓", None: ""}[self.higher_is_better]
+
 
 MEASURES = {
     "psnr": Measure("PSNR, dB", True, 2),
@@ -84,13 +89,16 @@ def evaluate(
         if all(pair.series[name] is None for pair in found):
             least = MEASURES[name].smallest_side
             unavailable[name] = f"n/a: needs sides of at least {least} pixels"
+    made_with = {"jali": __version__, "torch": torch.__version__, "device": tools.device.type}
+    if tools.ffmpeg is not None:
+        made_with["ffmpeg"] = tools.ffmpeg.version
     return Evaluation(
         metrics=tools.names,
         pairs=tuple(found),
         only_reference=pairs.only_reference,
         only_generated=pairs.only_generated,
         unavailable=unavailable,
-        made_with=tools.made_with(),
+        made_with=made_with,
     )
 
 
@@ -113,12 +121,6 @@ class _Tools:
     device: torch.device
     networks: dict[str, Perceptual]
     ffmpeg: Ffmpeg | None
-
-    def made_with(self) -> dict[str, str]:
-        found = {"jali": __version__, "torch": torch.__version__, "device": self.device.type}
-        if self.ffmpeg is not None:
-            found["ffmpeg"] = self.ffmpeg.version
-        return found
 
 
 def _tools(
@@ -163,12 +165,18 @@ def _compare(one: FoundClip, other: FoundClip, tools: _Tools) -> Pair:
             time.add(frames, part.nonfinite)
     series: dict[str, Series | None] = dict.fromkeys(tools.names)
     series |= {name: Series(tuple(parts)) for name, parts in values.items()}
-    if "psnr" in values:
-        series["psnr"] = _psnr_series(values["psnr"], sum(same))
+    if "psnr" in values:  # that of equal frames is infinite, which neither JSON nor a mean can hold
+        finite = (None if math.isinf(value) else value for value in values["psnr"])
+        series["psnr"] = Series(tuple(finite), {"identical": sum(same)})
     if "flicker" in fitting:
         series["flicker"] = _flicker(*times)
     if "vmaf" in fitting and tools.ffmpeg is not None:
-        series["vmaf"] = _vmaf(tools.ffmpeg, reference, generated, len(same))
+        found = vmaf(tools.ffmpeg, reference, generated, max(1, torch.get_num_threads()))
+        if len(found) != len(same):
+            raise JobError(
+                f"ffmpeg compared {len(found)} frames of {other.path}, which has {len(same)}"
+            )
+        series["vmaf"] = Series(tuple(found))
     return Pair(
         name=one.name,
         frames=len(same),
@@ -242,18 +250,3 @@ def _flicker(reference: _Neighbours, generated: _Neighbours) -> Series:
     mean = math.fsum(wanted) / len(wanted)
     ratio = math.fsum(found) / len(found) / mean if mean else None
     return Series((None, *found, None), {"reference": mean, "ratio": ratio})
-
-
-def _psnr_series(values: list[float], equal: int) -> Series:
-    """PSNR of equal frames is infinite, which neither JSON nor a mean can hold."""
-    finite = [None if math.isinf(value) else value for value in values]
-    return Series(tuple(finite), {"identical": equal})
-
-
-def _vmaf(ffmpeg: Ffmpeg, reference: Source, generated: Source, frames: int) -> Series:
-    values = vmaf(ffmpeg, reference, generated, threads=max(1, torch.get_num_threads()))
-    if len(values) != frames:
-        raise JobError(
-            f"ffmpeg compared {len(values)} frames of {generated.path}, which has {frames}"
-        )
-    return Series(tuple(values))

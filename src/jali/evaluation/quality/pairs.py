@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jali.clips.source import IMAGES, TENSORS, VIDEOS, images_in, open_source
+from jali.clips.source import TENSORS, VIDEOS, images_in, open_source
 from jali.error import InputError
 from jali.files import read_json
 
 MANIFEST = "manifest.json"
 # Where one name comes in several kinds, the kind that lost least counts.
-_BEST_FIRST = (*TENSORS, *VIDEOS, "", *IMAGES)
+BEST_FIRST = (*TENSORS, *VIDEOS, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +89,28 @@ def find_clips(path: Path) -> list[FoundClip]:
     return _of_folder(path)
 
 
-def _of_folder(folder: Path) -> list[FoundClip]:
-    found: dict[str, Path] = {}
+def clip_files(folder: Path, kinds: Sequence[str]) -> dict[str, Path]:
+    """The clips of a folder by name, each as the file whose ending comes first in `kinds`; an empty
+    ending stands for a folder of images."""
+    found: dict[str, tuple[int, Path]] = {}
     for child in sorted(folder.iterdir()):
-        if child.name.startswith(".") or not _is_clip(child):
+        images = child.is_dir()
+        kind = "" if images else child.suffix.lower()
+        if child.name[0] == "." or kind not in kinds or (images and not images_in(child)):
             continue
-        name = child.name if child.is_dir() else child.stem
-        if name not in found or _rank(child) < _rank(found[name]):
-            found[name] = child
+        name, rank = child.name if images else child.stem, kinds.index(kind)
+        if name not in found or rank < found[name][0]:
+            found[name] = (rank, child)
+    return {name: child for name, (_, child) in found.items()}
+
+
+def _of_folder(folder: Path) -> list[FoundClip]:
+    found = clip_files(folder, BEST_FIRST)
     if not found:
         runs = [child.name for child in sorted(folder.iterdir()) if (child / MANIFEST).exists()]
         hint = f"; it holds the runs {', '.join(runs)}: name one of them" if runs else ""
         raise InputError(f"the folder {folder} holds no clips{hint}")
     return [FoundClip(name, child) for name, child in found.items()]
-
-
-def _is_clip(path: Path) -> bool:
-    if path.is_dir():
-        return bool(images_in(path))
-    return path.suffix.lower() in (*VIDEOS, *TENSORS)
-
-
-def _rank(path: Path) -> int:
-    return _BEST_FIRST.index("" if path.is_dir() else path.suffix.lower())
 
 
 def _of_manifest(folder: Path) -> list[FoundClip]:

@@ -44,25 +44,22 @@ class Pair:
     files: tuple[str, str]
     lossy: tuple[bool, bool]
 
+    def value(self, metric: str) -> float | None:
+        """Its mean over frames; "flicker_ratio" is flicker over that of the reference."""
+        series = self.series[metric.removesuffix("_ratio")]
+        if series is None:
+            return None
+        return series.extra["ratio"] if metric == "flicker_ratio" else series.mean
+
     def to_dict(self) -> dict[str, Any]:
         """One of "pairs" in metrics.json."""
-        return _tidy(
-            {
-                "name": self.name,
-                "frames": self.frames,
-                "height": self.height,
-                "width": self.width,
-                "identical": self.identical,
-                "checks": asdict(self.checks),
-                "reference_checks": asdict(self.reference_checks),
-                "reference": {"file": self.files[0], "lossy": self.lossy[0]},
-                "generated": {"file": self.files[1], "lossy": self.lossy[1]},
-                **{
-                    name: own and {"mean": own.mean, "per_frame": own.per_frame, **own.extra}
-                    for name, own in self.series.items()
-                },
-            }
-        )
+        plain = asdict(self)
+        files, lossy, _ = plain.pop("files"), plain.pop("lossy"), plain.pop("series")
+        for side, name in enumerate(("reference", "generated")):
+            plain[name] = {"file": files[side], "lossy": lossy[side]}
+        for name, own in self.series.items():
+            plain[name] = own and {"mean": own.mean, "per_frame": own.per_frame, **own.extra}
+        return _tidy(plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +77,10 @@ class Evaluation:
     def summary(self) -> dict[str, Interval]:
         """Over clips: every clip counts once, however long it is."""
         found = {}
-        for name in self.metrics:
-            series = [pair.series[name] for pair in self.pairs]
-            means = [one.mean for one in series if one is not None and one.mean is not None]
-            found[name] = interval(means)
-            if name == "flicker":
-                ratios = [one.extra["ratio"] for one in series if one is not None]
-                found["flicker_ratio"] = interval([r for r in ratios if r is not None])
+        for metric in self.metrics:
+            for name in (metric, "flicker_ratio") if metric == "flicker" else (metric,):
+                values = [pair.value(name) for pair in self.pairs]
+                found[name] = interval([value for value in values if value is not None])
         return found
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -26,32 +27,27 @@ class Ffmpeg:
 
 def find_ffmpeg() -> Ffmpeg:
     """The first ffmpeg with libvmaf, or the reason why there is none."""
-    tried = []
-    for path in _candidates():
-        try:
+    tried = _candidates()
+    for path in tried:
+        # One that is there may be not to be run: another machine's, or without permission.
+        with contextlib.suppress(OSError):
             listed = subprocess.run([path, "-filters"], capture_output=True, text=True)
-        except OSError:  # there, but not to be run: another machine's, or without permission
-            tried.append(str(path))
-            continue
-        if listed.returncode == 0 and " libvmaf " in listed.stdout:
-            words = listed.stderr.split(maxsplit=3)
-            return Ffmpeg(path, words[2] if len(words) > 2 else "unknown")
-        tried.append(str(path))
+            if listed.returncode == 0 and " libvmaf " in listed.stdout:
+                words = listed.stderr.split(maxsplit=3)
+                return Ffmpeg(path, words[2] if len(words) > 2 else "unknown")
     if tried:
-        raise InputError(f"no ffmpeg with libvmaf ({' and '.join(tried)} have none)")
+        raise InputError(f"no ffmpeg with libvmaf ({' and '.join(map(str, tried))} have none)")
     raise InputError("no ffmpeg with libvmaf: pip install 'jali[quality]' brings one")
 
 
 def _candidates() -> list[Path]:
     found = []
-    try:
+    with contextlib.suppress(ImportError, RuntimeError):  # not there, or there without a program
         from imageio_ffmpeg import get_ffmpeg_exe
 
-        found.append(Path(get_ffmpeg_exe()))
-    except (ImportError, RuntimeError):  # not installed, or installed without a program
-        pass
-    own = shutil.which("ffmpeg")
-    return [*found, Path(own)] if own and Path(own) not in found else found
+        found.append(get_ffmpeg_exe())
+    found.append(shutil.which("ffmpeg"))
+    return [Path(path) for path in dict.fromkeys(found) if path]
 
 
 def vmaf(ffmpeg: Ffmpeg, reference: Source, generated: Source, threads: int = 1) -> list[float]:

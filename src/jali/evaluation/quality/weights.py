@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,19 +71,14 @@ def find(net: str, folder: Path | None = None) -> dict[str, Tensor]:
     From `folder`, else from $JALI_WEIGHTS; whoever names a folder gets its weights or an error.
     Otherwise from the cache, then from torch's hub.
     """
-    named = folder or (Path(os.environ[FOLDER]) if os.environ.get(FOLDER) else None)
-    if named is not None:
-        found = _in_folder(named, net)
-        if found is None:
-            raise InputError(
-                f"{named} holds no weights of LPIPS ({net}): none of {file_name(net)}, "
-                f"{KNOWN[net].packed}, {KNOWN[net].hub}"
-            )
-        return found
-    for place in (cache(), Path(torch.hub.get_dir()) / "checkpoints"):
-        found = _in_folder(place, net)
-        if found is not None:
-            return found
+    named = folder or os.environ.get(FOLDER)
+    for place in [named] if named else [cache(), Path(torch.hub.get_dir()) / "checkpoints"]:
+        for name, load in _loaders(net).items():
+            if (Path(place) / name).exists():
+                return load(Path(place) / name, net)
+    if named:
+        files = ", ".join(_loaders(net))
+        raise InputError(f"{named} holds no weights of LPIPS ({net}): none of {files}")
     raise InputError(f"no weights of LPIPS ({net}) on this machine; get them once with `{FETCH}`")
 
 
@@ -109,15 +104,13 @@ def fetch() -> list[Path]:
     return list(files.values())
 
 
-def _in_folder(folder: Path, net: str) -> dict[str, Tensor] | None:
-    known = KNOWN[net]
-    if (folder / file_name(net)).exists():
-        return _load_converted(folder / file_name(net), net)
-    if (folder / known.packed).exists():
-        return unpack((folder / known.packed).read_bytes(), net)
-    if (folder / known.hub).exists():
-        return _from_hub(folder / known.hub, net)
-    return None
+def _loaders(net: str) -> dict[str, Callable[[Path, str], dict[str, Tensor]]]:
+    """What reads which file of a folder; the first that is there counts."""
+    return {
+        file_name(net): _load_converted,
+        KNOWN[net].packed: lambda path, net: unpack(path.read_bytes(), net),
+        KNOWN[net].hub: _from_hub,
+    }
 
 
 def _load_converted(path: Path, net: str) -> dict[str, Tensor]:
@@ -170,10 +163,9 @@ def _download() -> Iterator[Path]:
 def _read_member(archive: Path, name: str) -> bytes:
     with tarfile.open(archive) as opened:
         for member in opened:
-            if member.isfile() and Path(member.name).name == name:
-                file = opened.extractfile(member)
-                if file is not None:
-                    return file.read()
+            file = opened.extractfile(member) if Path(member.name).name == name else None
+            if file is not None:
+                return file.read()
     raise InputError(f"{archive.name} holds no {name}")
 
 
@@ -225,10 +217,6 @@ def _from_hub(path: Path, net: str) -> dict[str, Tensor]:
     folder = Path(spec.origin).parent / "functional" / "image" / "lpips_models"
     heads = torch.load(folder / f"{net}.pth", map_location="cpu", weights_only=True)
     stored = torch.load(path, map_location="cpu", weights_only=True)
-    return _by_our_names(stored, heads)
-
-
-def _by_our_names(stored: dict[str, Tensor], heads: dict[str, Tensor]) -> dict[str, Tensor]:
     numbers = sorted({int(k.split(".")[1]) for k in stored if k.startswith("features.")})
     convolutions = {
         f"conv{index}.{part}": stored[f"features.{number}.{part}"]

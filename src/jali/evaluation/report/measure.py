@@ -102,18 +102,19 @@ def _same(one: Path, other: Path) -> bool:
 
 def _metrics(found: Mapping[str, Any], frames: Mapping[str, int]) -> RunMetrics:
     pairs = {pair["name"]: pair for pair in found["pairs"] if pair["name"] in frames}
-    curves = {
-        clip: {name: _curve(name, pair[name]) for name in found["metrics"] if pair.get(name)}
-        for clip, pair in pairs.items()
-    }
     return RunMetrics(
-        {clip: {n: c for n, c in own.items() if c is not None} for clip, own in curves.items()},
+        {
+            clip: {n: curve for n in found["metrics"] if (curve := _curve(n, pair.get(n)))}
+            for clip, pair in pairs.items()
+        },
         {clip: fault for clip, pair in pairs.items() if (fault := _faults(pair))},
         dict(found.get("unavailable") or {}),
     )
 
 
-def _curve(metric: str, told: Mapping[str, Any]) -> MetricCurve | None:
+def _curve(metric: str, told: Mapping[str, Any] | None) -> MetricCurve | None:
+    if not told:
+        return None
     # The one metric that can be infinite is written as null where it is.
     absent = math.inf if metric == "psnr" else None
     mean = absent if told["mean"] is None else told["mean"]

@@ -14,7 +14,6 @@ from jali.evaluation.report.measure import describe
 from jali.evaluation.report.summary import Mean, RunSummary, headline
 from jali.evaluation.report.template import check_installed, render
 
-ARROWS = {True: " ↑", False: " ↓", None: ""}
 BRIEF = ("seconds", "speed-up", "cost")  # columns of the table that goes clip by clip
 
 
@@ -99,11 +98,11 @@ def _columns(
         columns = [column for column in columns if column.title in BRIEF]
     for metric in metrics:
         known, means = describe(metric), [row.metrics.get(metric) for row in rows]
-        title, best = known.title, None
-        if not brief:
-            title += ARROWS[known.higher_is_better]
-            best = _best([mean.value for mean in means if mean], known.higher_is_better)
-        columns.append(Column(title, means, known.digits, best=best))
+        if brief:
+            columns.append(Column(known.title, means, known.digits))
+            continue
+        best = _best([mean.value for mean in means if mean], known.higher_is_better)
+        columns.append(Column(known.heading, means, known.digits, best=best))
     return [column for column in columns if any(column.means)]
 
 

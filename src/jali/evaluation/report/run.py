@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jali.error import InputError
+from jali.evaluation.quality.pairs import MANIFEST, clip_files
 
-MANIFEST = "manifest.json"
 # A folder may hold a clip twice, for people and for metrics: the first kind found here is shown.
 SHOWN_FIRST = (".mp4", ".m4v", ".webm", ".mov", ".mkv", ".avi", ".gif")
 # Settings that change what a clip shows or how long it takes, whatever the method.
@@ -79,11 +79,12 @@ def _read(folder: Path) -> ComparedRun:
     _check_folder(folder)
     if (folder / MANIFEST).exists():
         return _with_manifest(folder)
-    clips = _videos(folder)
-    if not clips:
+    videos = clip_files(folder, SHOWN_FIRST)
+    if not videos:
         raise InputError(
             f"{folder} holds neither a {MANIFEST} nor videos ({', '.join(SHOWN_FIRST)})"
         )
+    clips = {name: ComparedClip(name, path) for name, path in sorted(videos.items())}
     return ComparedRun(folder.resolve().name, folder, clips)
 
 
@@ -142,18 +143,6 @@ def _with_manifest(folder: Path) -> ComparedRun:
     name = method if budget is None or method == "dense" else f"{method} {budget:g}"
     versions = {"jali": run.jali, **(run.versions or {})}
     return ComparedRun(name, folder, clips, settings, run.machine or {}, versions, run.complete)
-
-
-def _videos(folder: Path) -> dict[str, ComparedClip]:
-    rank = {kind: place for place, kind in enumerate(SHOWN_FIRST)}
-    found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        place = rank.get(path.suffix.lower())
-        if place is None or path.name.startswith(".") or not path.is_file():
-            continue
-        if path.stem not in found or place < rank[found[path.stem].suffix.lower()]:
-            found[path.stem] = path
-    return {name: ComparedClip(name, path) for name, path in sorted(found.items())}
 
 
 def _with_distinct_names(runs: list[ComparedRun]) -> list[ComparedRun]:
