@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -118,7 +117,7 @@ def _write(
     folder: Path, facts: dict[str, Any], found: list[JudgedCall], settings: Settings
 ) -> list[str]:
     """The table always; the picture where matplotlib is installed."""
-    files.write_text(folder / TABLE, json.dumps(facts, indent=1) + "\n")
+    files.write_json(folder / TABLE, facts, sort_keys=False)
     if not can_draw():
         return [TABLE]
     from jali.evaluation.inspection.picture import figure

@@ -96,11 +96,9 @@ def _add_structure(q: Tensor, k: Tensor, shape: Shape, generator: torch.Generato
 
 def _places(shape: Shape) -> Tensor:
     """Where each token lies, each axis in 0..1; text lies outside, at −1. [S, 3]."""
-    parts = []
-    for _, segment in shape.grid.spans():
+    places = torch.full((shape.tokens, 3), -1.0)
+    for start, segment in shape.grid.spans():
         if isinstance(segment, Box):
             axes = [torch.arange(n) / max(n, 2) for n in segment.shape]
-            parts.append(torch.cartesian_prod(*axes))
-        else:
-            parts.append(torch.full((segment.tokens, 3), -1.0))
-    return torch.cat(parts).float()
+            places[start : start + segment.tokens] = torch.cartesian_prod(*axes)
+    return places

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jali.backends.pyramid import pool
 from jali.planning.plan import BlockPlan
 
 
@@ -71,24 +72,15 @@ def _exact(
     b: int, h: int, row: Tensor,
 ) -> Tensor:  # fmt: skip
     kv = h // (q.shape[1] // k.shape[1])
-    query, keys, values = q[b, h, row].float() * scale, k[b, kv].float(), v[b, kv].float()
+    query, keys, values = q[b, h, row].float() * scale, k[b, kv][None, None], v[b, kv][None, None]
     if plan is None:
-        return (query @ keys.T).softmax(-1) @ values
+        return (query @ keys[0, 0].float().T).softmax(-1) @ values[0, 0].float()
     levels = plan.levels[b % plan.levels.shape[0], h % plan.levels.shape[1]][row // plan.blocks.q]
     logits, means = [], []
     for ratio in plan.ratios:
-        groups = -(-len(keys) // ratio)
-        count = torch.full((groups,), float(ratio), device=q.device)
-        count[-1] = len(keys) - (groups - 1) * ratio
-        key, value = (_group_sums(x, ratio) / count[:, None] for x in (keys, values))
-        if ratio > 1:  # pooled keys are stored in the input's precision
-            key, value = key.to(k.dtype).float(), value.to(v.dtype).float()
-        read = (levels == ratio).repeat_interleave(plan.blocks.k // ratio, dim=-1)[:, :groups]
-        logits.append((query @ key.T + count.log()).masked_fill(~read, -torch.inf))
-        means.append(value)
+        key, value, log_count = pool(keys, values, ratio, None)
+        read = (levels == ratio).repeat_interleave(plan.blocks.k // ratio, dim=-1)
+        logit = query @ key[0, 0].float().T + log_count
+        logits.append(logit.masked_fill(~read[:, : logit.shape[1]], -torch.inf))
+        means.append(value[0, 0].float())
     return torch.cat(logits, dim=-1).softmax(-1) @ torch.cat(means)
-
-
-def _group_sums(x: Tensor, ratio: int) -> Tensor:
-    missing = -len(x) % ratio
-    return torch.nn.functional.pad(x, (0, 0, 0, missing)).unflatten(0, (-1, ratio)).sum(1)

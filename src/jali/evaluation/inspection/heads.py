@@ -41,16 +41,15 @@ def heads_of(q: Tensor, k: Tensor, grid: TokenGrid, site: Site, scale: float) ->
     video = places[:, 0] >= 0
     at = video.nonzero()[:, 0]
     at = at[torch.linspace(0, len(at) - 1, min(512, len(at))).round().long().to(q.device)]
-    where = places[video].float()
-    found = []
-    even = _distances(places[at].float(), where).mean((0, 1))
+    apart = (places[at, None] - places[video]).abs()
+    found, even = [], apart.mean((0, 1))
     for h in range(q.shape[1]):
         key = k[0, h * k.shape[1] // q.shape[1]].float()
         weight = ((q[0, h, at].float() @ key.T) * scale).softmax(-1)
         entropy = -(weight * weight.clamp_min(1e-30).log()).sum(-1).mean() / math.log(len(key))
         seen = weight[:, video]
         seen = seen / seen.sum(-1, keepdim=True).clamp_min(1e-30)
-        far = (_distances(places[at].float(), where) * seen[..., None]).sum(1).mean(0)
+        far = (apart * seen[..., None]).sum(1).mean(0)
         distance = [
             float(f / e) if size > 1 else 0.0 for f, e, size in zip(far, even, box, strict=True)
         ]
@@ -58,21 +57,13 @@ def heads_of(q: Tensor, k: Tensor, grid: TokenGrid, site: Site, scale: float) ->
     return found
 
 
-def _distances(a: Tensor, b: Tensor) -> Tensor:
-    return (a[:, None] - b[None]).abs()
-
-
 def _places(grid: TokenGrid) -> tuple[Tensor, tuple[int, int, int]]:
     """(t, h, w) of every token of the largest box, −1 for all others, and that box."""
-    boxes = [segment for segment in grid.segments if isinstance(segment, Box)]
+    boxes = [(start, segment) for start, segment in grid.spans() if isinstance(segment, Box)]
     if not boxes:
         raise ValueError(f"heads look along frames, height and width, and {grid} has no such grid")
-    largest = max(boxes, key=lambda box: box.tokens)
-    parts = []
-    for segment in grid.segments:
-        if segment is largest:
-            lines = [torch.arange(size) for size in largest.shape]
-            parts.append(torch.cartesian_prod(*lines).view(-1, 3))
-        else:
-            parts.append(torch.full((segment.tokens, 3), -1))
-    return torch.cat(parts), largest.shape
+    start, largest = max(boxes, key=lambda found: found[1].tokens)
+    places = torch.full((grid.tokens, 3), -1.0)
+    lines = [torch.arange(size, dtype=torch.float32) for size in largest.shape]
+    places[start : start + largest.tokens] = torch.cartesian_prod(*lines)
+    return places, largest.shape

@@ -14,7 +14,6 @@ from jali.checks import check_call
 from jali.evaluation.inspection.capture import Capture
 from jali.methods import METHODS, Dense, Method, make_method
 from jali.planning.plan import BlockPlan
-from jali.value import suggest
 
 CONTROLS = ("random", "local")
 ROWS = 64  # sampled queries; every head of every method is judged on the same ones
@@ -63,7 +62,7 @@ def judge(
     """Every method (or those named) on every call, each asked for what makes its cost this one."""
     if not 0 < cost < 1:
         raise ValueError(f"cost is a share of dense attention's work above 0 and below 1: {cost}")
-    chosen = {name: _method(name) for name in methods or METHODS if name != Dense.name}
+    chosen = {name: make_method(name) for name in methods or METHODS if name != Dense.name}
     for call in captures:
         exact = _ExactAttention(call, rows)
         scores, plans = [], {}
@@ -73,12 +72,6 @@ def judge(
             plans[name] = plan
         block = next(iter(plans.values())).blocks.k
         yield JudgedCall(call, cost, exact.spread(), exact.bound(cost, block), tuple(scores), plans)
-
-
-def _method(name: str) -> Method:
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}{suggest(name, METHODS)}")
-    return make_method(name)
 
 
 def ranking(judged: Sequence[JudgedCall]) -> list[tuple[str, float, float]]:

@@ -220,10 +220,7 @@ def _read_both(
     if short:
         raise lengths_differ(one, counts[0], other, counts[1])
     for entry in (one, other):
-        if entry.frames and entry.frames != counts[0]:
-            raise InputError(
-                f"{entry.path} has {counts[0]} frames, but its manifest says {entry.frames}"
-            )
+        entry.check_frames(counts[0])
 
 
 class _Neighbours:

@@ -25,6 +25,11 @@ class FoundClip:
     frames: int | None = None
     fps: float | None = None
 
+    def check_frames(self, count: int) -> None:
+        """Refuse a file that has not as many frames as its manifest says."""
+        if self.frames and self.frames != count:
+            raise InputError(f"{self.path} has {count} frames, but its manifest says {self.frames}")
+
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
@@ -151,10 +156,8 @@ def check_sizes(pairs: Iterable[tuple[FoundClip, FoundClip]]) -> None:
                 f"and {b.width}×{b.height} ({other.path})"
             )
         for entry, source in ((one, a), (other, b)):
-            if entry.frames and source.frames and entry.frames != source.frames:
-                raise InputError(
-                    f"{entry.path} has {source.frames} frames, but its manifest says {entry.frames}"
-                )
+            if source.frames:
+                entry.check_frames(source.frames)
         if a.frames and b.frames and a.frames != b.frames:
             raise lengths_differ(one, a.frames, other, b.frames)
 

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from jali.clips.clip import FPS, write_mp4
+from jali.clips.source import open_source, video_library
 from jali.error import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # What browsers decode, by the kind of file that may hold it.
 PLAYED = {
@@ -44,9 +44,6 @@ class Film:
 
 def read_film(path: Path, fps: float | None = None) -> Film:
     """The clip at `path`, every frame of it decoded once. `fps` counts where the file is silent."""
-    from jali.clips.clip import FPS, write_mp4
-    from jali.clips.source import open_source
-
     source = open_source(path)
     rate = source.fps or fps or FPS
     kind, count = _media_type(path), 0
@@ -73,8 +70,6 @@ def read_film(path: Path, fps: float | None = None) -> Film:
 
 def _media_type(path: Path) -> str | None:
     """Of a file that browsers play as it is."""
-    from jali.clips.source import video_library
-
     if path.suffix.lower() not in PLAYED:
         return None
     kind, codecs = PLAYED[path.suffix.lower()]

@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jali.evaluation.quality.evaluation import MEASURES, Measure, evaluate
+from jali.evaluation.quality.result import read_evaluation
 from jali.evaluation.report.run import ComparedRun
-
-if TYPE_CHECKING:
-    from jali.evaluation.quality.evaluation import Measure
 
 METRICS = "metrics.json"
 
@@ -61,9 +60,6 @@ def read_metrics(
     """
     if names is not None and not names:
         return NO_METRICS
-    from jali.evaluation.quality.evaluation import evaluate
-    from jali.evaluation.quality.result import read_evaluation
-
     path = run.folder / METRICS
     if names is None and path.exists():
         found = read_evaluation(path)
@@ -76,8 +72,6 @@ def read_metrics(
 
 def describe(metric: str) -> Measure:
     """How a metric is written, and which end of it is good."""
-    from jali.evaluation.quality.evaluation import MEASURES, Measure
-
     return MEASURES.get(metric) or Measure(metric.replace("_", " "), None, 3)
 
 

@@ -78,7 +78,15 @@ class Column:
     means: Sequence[Mean | None]
     digits: int | None
     unit: str = ""
-    best: float | None = None
+    higher_is_better: bool | None = None
+
+    @property
+    def best(self) -> float | None:
+        """Where more than one row has a number, and one end of it is good."""
+        values = [mean.value for mean in self.means if mean]
+        if len(values) < 2 or self.higher_is_better is None:
+            return None
+        return max(values) if self.higher_is_better else min(values)
 
 
 def _columns(
@@ -98,19 +106,9 @@ def _columns(
         columns = [column for column in columns if column.title in BRIEF]
     for metric in metrics:
         known, means = describe(metric), [row.metrics.get(metric) for row in rows]
-        if brief:
-            columns.append(Column(known.title, means, known.digits))
-            continue
-        best = _best([mean.value for mean in means if mean], known.higher_is_better)
-        columns.append(Column(known.heading, means, known.digits, best=best))
+        title, higher = (known.title, None) if brief else (known.heading, known.higher_is_better)
+        columns.append(Column(title, means, known.digits, higher_is_better=higher))
     return [column for column in columns if any(column.means)]
-
-
-def _best(values: Sequence[float], higher: bool | None) -> float | None:
-    """Where more than one run has the metric, and one end of it is good."""
-    if len(values) < 2 or higher is None:
-        return None
-    return max(values) if higher else min(values)
 
 
 def _number(value: float, digits: int | None) -> str:
