@@ -131,9 +131,11 @@ class PreparedCall(NamedTuple):
     ) -> tuple[Query, Callable[[], Tensor]]:
         """What the method gets to see, and the values, both in the layout's order."""
         q, k, values = self.layout.arrange(q, k, v)
-        seen = values() if self.method.needs_values else None
         call = self.call
-        query = Query(q, k, self.layout, site, call.scale, self.padding, call.task.causal, seen)
+        query = Query(q, k, self.layout, site, call.scale, self.padding, call.task.causal)
+        if self.method.needs_values:
+            v = values()
+            return query._replace(v=v), lambda: v
         return query, values
 
     def plan(self, query: Query) -> tuple[BlockPlan, BlockPlan]:
