@@ -50,7 +50,11 @@ def export(
             make_folder(output_dir)
         for entry in find_clips(folder):
             target = (output_dir or entry.path.parent) / f"{entry.name}.mp4"
-            why_not = _why_not(entry, target, overwrite)
+            why_not = None
+            if target.exists() and target.samefile(entry.path):
+                why_not = "is the only file of this clip"
+            elif target.exists() and not overwrite:
+                why_not = "exists (--overwrite replaces it)"
             if why_not:
                 skipped[str(target)] = why_not
             else:
@@ -60,14 +64,6 @@ def export(
                 typer.echo(f"{target}: {why_not}" if why_not else str(target))
     if as_json:
         print_json({"written": written, "skipped": skipped}, indent=1)
-
-
-def _why_not(entry: FoundClip, target: Path, overwrite: bool) -> str | None:
-    if target.exists() and target.samefile(entry.path):
-        return "is the only file of this clip"
-    if target.exists() and not overwrite:
-        return "exists (--overwrite replaces it)"
-    return None
 
 
 def _export(entry: FoundClip, target: Path, fps: float | None) -> None:

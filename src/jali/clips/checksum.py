@@ -15,23 +15,20 @@ _MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 def damaged(packet: bytes) -> bool:
     """Whether a slice's checksum is wrong. Packets without checksums count as sound."""
-    slices = _slices(packet)
-    return slices is not None and any(_remainder(part) for part in slices)
+    # A CRC-32 that starts from zero and is not inverted at the end is zero for a sound slice.
+    return any(
+        zlib.crc32(part.translate(_MIRRORED), 0xFFFFFFFF) != 0xFFFFFFFF for part in _slices(packet)
+    )
 
 
-def _slices(packet: bytes) -> list[bytes] | None:
-    """The slices, found from the end; None if the sizes do not add up, as without checksums."""
+def _slices(packet: bytes) -> list[bytes]:
+    """The slices, found from the end; none if the sizes do not add up, as without checksums."""
     found = []
     end = len(packet)
     while end > _TRAILER:
         size = int.from_bytes(packet[end - _TRAILER : end - _TRAILER + 3], "big") + _TRAILER
         if size > end:
-            return None
+            return []
         found.append(packet[end - size : end])
         end -= size
-    return None if end else found
-
-
-def _remainder(part: bytes) -> int:
-    """CRC-32 that starts from zero and is not inverted at the end: zero for a sound slice."""
-    return zlib.crc32(part.translate(_MIRRORED), 0xFFFFFFFF) ^ 0xFFFFFFFF
+    return [] if end else found

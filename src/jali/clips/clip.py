@@ -105,8 +105,10 @@ def _encode(
             stream = container.add_stream(recipe.codec, rate, options=recipe.options)
             stream.height, stream.width = batch.shape[1:3]
             stream.pix_fmt = recipe.pixels
-            if recipe.for_people:
-                _tag_bt709(stream.codec_context)
+            if recipe.for_people:  # players guess the matrix by the size of the picture otherwise
+                context = stream.codec_context
+                context.colorspace = context.color_primaries = context.color_trc = _BT709
+                context.color_range = _LIMITED
         if (stream.height, stream.width) != tuple(batch.shape[1:3]):
             raise InputError(f"frames of {path} differ in size")
         for image in batch.cpu().numpy():
@@ -117,12 +119,6 @@ def _encode(
     if stream is None:
         raise InputError(f"there are no frames to write to {path}")
     container.mux(stream.encode(None))
-
-
-def _tag_bt709(context: Any) -> None:
-    """Say which matrix made luma and chroma: players guess by the size of the picture otherwise."""
-    context.colorspace, context.color_primaries, context.color_trc = _BT709, _BT709, _BT709
-    context.color_range = _LIMITED
 
 
 def _even(frames: Tensor) -> Tensor:

@@ -125,21 +125,15 @@ class _Bench:
             yield self._row(name, "dense", 1.0, 1.0, ms, error)
 
     def _dense_kernels(self) -> dict[str, Callable[..., Tensor]]:
-        def by(backend: SDPBackend) -> Callable[..., Tensor]:
-            def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                with sdpa_kernel(backend):
-                    return stock(q, k, v, self.scale)
-
-            return call
-
+        plain = functools.partial(stock, scale=self.scale)
         if self.device.type != "cuda":
-            return {"sdpa": lambda q, k, v: stock(q, k, v, self.scale)}
-        kernels = {
-            "sdpa-flash": by(SDPBackend.FLASH_ATTENTION),
-            "sdpa-cudnn": by(SDPBackend.CUDNN_ATTENTION),
+            return {"sdpa": plain}
+        kernels: dict[str, Callable[..., Tensor]] = {
+            "sdpa-flash": sdpa_kernel(SDPBackend.FLASH_ATTENTION)(plain),
+            "sdpa-cudnn": sdpa_kernel(SDPBackend.CUDNN_ATTENTION)(plain),
         }
         if not fa4.Fa4().why_not(self.task):
-            kernels["fa4-dense"] = lambda q, k, v: fa4.dense(q, k, v, self.scale)
+            kernels["fa4-dense"] = functools.partial(fa4.dense, scale=self.scale)
         return kernels
 
     def backend_rows(self, backend: Backend, densities: Iterable[float]) -> Iterator[KernelRow]:

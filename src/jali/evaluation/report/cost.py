@@ -30,13 +30,10 @@ def read_sites(path: Path) -> dict[str, Any]:
 
 
 def _pack(found: dict[str, Any]) -> dict[str, Any]:
-    words: dict[str, list[str]] = {"branches": [], "reasons": [], "backends": []}
+    words: dict[str, dict[str, int]] = {"branches": {}, "reasons": {}, "backends": {}}
 
     def number(kind: str, word: object) -> int:
-        known = words[kind]
-        if str(word) not in known:
-            known.append(str(word))
-        return known.index(str(word))
+        return words[kind].setdefault(str(word), len(words[kind]))
 
     rows: list[list[Any]] = [
         [
@@ -54,7 +51,7 @@ def _pack(found: dict[str, Any]) -> dict[str, Any]:
         "layers": max([int(found["layers"]), *(row[0] + 1 for row in rows)]),
         "steps": max([int(found["steps"]), *(row[1] + 1 for row in rows)]),
         "heads": max([int(found["heads"]), *(len(row[6]) for row in rows)]),
-        **words,
+        **{kind: list(known) for kind, known in words.items()},
         "rows": rows,
         "plans": [_check_plan(plan) for plan in found.get("plans") or ()],
     }

@@ -56,7 +56,6 @@ def summarize(
         return _mean([pair[0] / pair[1] for pair in pairs if len(pair) == 2 and pair[1]])
 
     asked = mean("budget")
-    found = {name: _mean(metrics.means(name, clips)) for name in metrics.names()}
     return RunSummary(
         name=run.name,
         clips=len(clips),
@@ -67,7 +66,7 @@ def summarize(
         budget=None if asked is None else asked.value,
         cost=mean("cost"),
         sparse_cost=mean("sparse_cost"),
-        metrics={name: value for name, value in found.items() if value is not None},
+        metrics={n: own for n in metrics.names() if (own := _mean(metrics.means(n, clips)))},
     )
 
 
