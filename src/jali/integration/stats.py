@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +20,8 @@ class CallWork(NamedTuple):
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallSummary:
-    """One attention call: where it was, and how it was computed."""
+class CallRecord(NamedTuple):
+    """One attention call as it is noted. Numbers stay on the device until someone asks for them."""
 
     transformer: str
     layer: int
@@ -31,21 +30,22 @@ class CallSummary:
     tokens: int
     backend: str
     reason: str | None  # why it was dense; None where it was sparse
-
-
-@dataclass(frozen=True, slots=True)
-class CallRecord(CallSummary):
-    """A call as it is noted. Numbers stay on the device until someone asks for them."""
-
     work: CallWork | None = None  # None where it was dense
     total: Tensor | None = None  # sum of the output: not finite where any of it is not
     heads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class CallRow(CallSummary):
-    """A call as plain values: its cost, and that of every head."""
+class CallRow:
+    """One attention call as plain values: its cost, and that of every head."""
 
+    transformer: str
+    layer: int
+    step: int
+    branch: str
+    tokens: int
+    backend: str
+    reason: str | None  # why it was dense; None where it was sparse
     cost: float
     heads: tuple[float, ...] = ()
 
@@ -108,14 +108,12 @@ class Stats:
 def read_records(records: list[CallRecord]) -> tuple[CallRow, ...]:
     """Records as rows. Waits for the device, once."""
     counts = _host([r.work.tally for r in records if r.work is not None])
-    names = [field.name for field in fields(CallSummary)]
     rows = []
     for record in records:
         heads = (1.0,) * record.heads
         if record.work is not None:
             heads = _costs(record.work, counts, record.heads)
-        facts = {name: getattr(record, name) for name in names}
-        rows.append(CallRow(**facts, cost=sum(heads) / len(heads), heads=heads))
+        rows.append(CallRow(*record[:7], sum(heads) / len(heads), heads))
     return tuple(rows)
 
 
