@@ -111,16 +111,14 @@ class Clock:
         # The one wait for the device in a transformer call.
         t = float(timestep.max()) if isinstance(timestep, Tensor) else float(timestep or 0)
         self._passes = self._passes + 1 if t == self._timestep else 0
-        rises = self._timestep is None or t > self._timestep
-        falls = self._timestep is not None and t < self._timestep
-        self._timestep = t
+        before, self._timestep = self._timestep, t
         found = None if pipe is None else self._place(pipe, t)
         if found is not None:
             self._step, steps = found
             return Moment(self._step, steps, self._branch(context, branches))
-        if rises:
+        if before is None or t > before:
             self._step = 0
-        elif falls:
+        elif t < before:
             self._step += 1
         if pipe is not None:
             self.say("steps are counted: this timestep is not one of the scheduler's")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,8 @@ from jali.integration.models.preset import check_preset, preset_for
 from jali.integration.run import Run
 from jali.integration.stats import Stats
 from jali.methods import METHODS, Dense, Method, Schedule, make_method
-from jali.presets import Preset, presets
-from jali.value import check_choice, check_share, check_steps, suggest
+from jali.presets import Preset
+from jali.value import check_choice, check_share, check_steps
 
 log = logging.getLogger("jali")
 
@@ -116,7 +116,7 @@ def apply_sparse_attention(
         raise ValueError(f"steps must be a count of at least 1, got {steps!r}")
     pipe, transformers = transformers_of(target)
     if isinstance(method, str) and method not in METHODS:
-        method = _find_preset(method, model, pipe, transformers)
+        method = preset_for(method, model, pipe, transformers)
     chosen = chosen_method(method, mean_budget, warmup_frac, dense_first_layer, model, options)
     preset = method if isinstance(method, Preset) else None
     if preset is not None:
@@ -221,7 +221,7 @@ def chosen_method(
         warmup = WARMUP if warmup is None else warmup
         first_layer = True if first_layer is None else first_layer
     else:
-        asked = _find_preset(asked, model) if isinstance(asked, str) else asked
+        asked = preset_for(asked, model) if isinstance(asked, str) else asked
         found = asked if isinstance(asked, Method) else getattr(asked, "method", None)
         if not isinstance(found, Method):
             raise TypeError(f"a method is a name, a Method or a preset, got {asked!r}")
@@ -247,19 +247,6 @@ def with_schedule(method: Method, warmup: float | int | None, first_layer: bool 
         others = tuple(layer for layer in own.dense_layers if layer != 0)
         own = replace(own, dense_layers=(0, *others) if first_layer else others)
     return own
-
-
-def _find_preset(
-    name: str,
-    model: str | None,
-    pipe: Any = None,
-    transformers: Sequence[tuple[str, nn.Module]] = (),
-) -> Preset:
-    """A preset by name, of the model that is named or that this is."""
-    known = sorted({preset.name for preset in presets()})
-    if name.replace("-", "_") not in known:
-        raise ValueError(f"unknown method or preset {name!r}{suggest(name, [*METHODS, *known])}")
-    return preset_for(name, model, pipe, transformers)
 
 
 def transformers_of(target: Any) -> tuple[Any, list[tuple[str, nn.Module]]]:

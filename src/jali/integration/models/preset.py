@@ -9,13 +9,19 @@ from torch import nn
 
 from jali.integration.models.registry import model_of
 from jali.integration.models.size import video_scale_of
-from jali.presets import Preset, load_preset
+from jali.methods import METHODS
+from jali.presets import Preset, load_preset, presets
+from jali.value import suggest
 
 
 def preset_for(
-    name: str, model: str | None, pipe: Any, transformers: Sequence[tuple[str, nn.Module]]
-) -> Preset:
+    name: str, model: str | None, pipe: Any = None,
+    transformers: Sequence[tuple[str, nn.Module]] = (),
+) -> Preset:  # fmt: skip
     """A preset by name. Where it differs between models and none is named, the pipeline tells."""
+    known = sorted({preset.name for preset in presets()})
+    if name.replace("-", "_") not in known:
+        raise ValueError(f"unknown method or preset {name!r}{suggest(name, [*METHODS, *known])}")
     try:
         return load_preset(name, model)
     except ValueError:
