@@ -15,7 +15,18 @@ from diffusers import CogVideoXTransformer3DModel, WanTransformer3DModel
 from diffusers.models.attention_dispatch import AttentionBackendName
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
-from jali import Box, Budget, Dense, Entropy, Method, Psa, RfV2, Schedule, attend
+from jali import (
+    Box,
+    Budget,
+    Dense,
+    Entropy,
+    Method,
+    Psa,
+    RfV2,
+    Schedule,
+    apply_sparse_attention,
+    attend,
+)
 from jali.integration import autoregressive
 from jali.integration.autoregressive import KVCache, autoregressive_mode
 from jali.integration.processor import SparseProcessor
@@ -311,6 +322,12 @@ def test_what_is_refused(wan: Any, chunks: list[Tensor], text: Tensor) -> None:
         ):
             pass
         assert isinstance(wan.blocks[0].attn1.processor, SparseProcessor)
+        with pytest.raises(ValueError, match="is sparse already"):
+            apply_sparse_attention(wan, "dense")
+        hidden = torch.randn(1, 8, 64)
+        for others in ((hidden[:, :4],), (None, torch.ones(1, 1, 8, 8, dtype=torch.bool))):
+            with pytest.raises(ValueError, match="no other keys, no mask"):
+                wan.blocks[0].attn1(hidden, *others)
         with pytest.raises(ValueError, match="no chunk to keep: the transformer was not called"):
             state.keep()
         wan(chunks[0], T, text)
