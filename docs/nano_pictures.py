@@ -1,9 +1,9 @@
 """The pictures of docs/nano.md, and the film in the README.
 
-python docs/nano_pictures.py losses           # from benchmarks/results/nano-training.json
-python docs/nano_pictures.py heads            # what each head attends to, two minutes on a CPU
-python docs/nano_pictures.py sheet PNG NAME   # a contact sheet of training.evidence, made small
-python docs/nano_pictures.py film MP4         # side-by-side.mp4 of a demo, made small
+python -m docs.nano_pictures losses           # from benchmarks/results/nano-training.json
+python -m docs.nano_pictures heads            # what each head attends to, two minutes on a CPU
+python -m docs.nano_pictures sheet PNG NAME   # a contact sheet of training.evidence, made small
+python -m docs.nano_pictures film MP4         # side-by-side.mp4 of a demo, made small
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from jali.evaluation.inspection.heads import Head
+    from training.head_kind import Head
 
 HERE = Path(__file__).parent
 ASSETS = HERE / "assets"
@@ -56,8 +56,8 @@ def heads() -> list[Head]:
     """Every head of nano in three of twelve steps of a dense generation at 9,600 tokens."""
     from jali import load_pipeline
     from jali.evaluation.inspection.capture import capture
-    from jali.evaluation.inspection.heads import heads_of
     from jali.generation.settings import Settings
+    from training.head_kind import heads_of
 
     pipe = load_pipeline("nano")
     pipe.set_progress_bar_config(disable=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from jali.evaluation.demo.heads import make_heads
-from jali.evaluation.inspection.heads import heads_of
 from jali.planning.site import Site
 from jali.tokens.grid import Box, Text, TokenGrid
+from training.head_kind import heads_of
 
 HERE = Site(0, 1, 0, 1)
 
