@@ -166,8 +166,8 @@ def sparse_processor_mode(
         mean_budget: asked share of the work.
         method: a method's name or a `Method`; or else
         preset: a preset's name or a `Preset`.
-        backend, warmup_frac, dense_first_layer, steps, when, finite, unknown_masks, model,
-            options: as in `apply_sparse_attention`, which also says what is raised.
+        options: these and all other arguments are those of `apply_sparse_attention`, which also
+            says what is raised.
 
     Example:
         >>> with sparse_processor_mode(pipe, mean_budget=0.3) as run:
