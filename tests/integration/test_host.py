@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,12 @@ pytest.importorskip("diffusers")
 import tiny
 
 import jali
+from jali.attend import PreparedCall
 from jali.backends import BACKENDS
+from jali.integration import attachment, modes
+from jali.integration.attachment import self_attentions
+
+ROOT = Path(jali.__file__).parent
 
 
 def inputs(t: float) -> dict[str, Any]:
@@ -54,3 +61,34 @@ def test_gradients_on_is_no_obstacle_but_there_is_no_backward_pass() -> None:
     assert torch.equal(out, expected)
     with pytest.raises(RuntimeError, match="jali only does inference"):
         out.sum().backward()
+
+
+def test_five_frames_lead_from_a_models_attention_to_the_data_path(monkeypatch: Any) -> None:
+    found: list[list[str]] = []
+    run = PreparedCall.run
+
+    def watched(self: PreparedCall, *given: Any) -> Any:
+        stack = traceback.extract_stack()
+        found.append([frame.name for frame in stack if Path(frame.filename).is_relative_to(ROOT)])
+        return run(self, *given)
+
+    monkeypatch.setattr(PreparedCall, "run", watched)
+    model = tiny.wan_transformer(2)
+    with torch.no_grad(), jali.sparse_processor_mode(model, 0.4, warmup_frac=0, steps=3):
+        model(**inputs(500.0))
+    assert found
+    assert all(len(frames) <= 5 for frames in found), found[0]
+
+
+def test_entering_a_mode_looks_for_the_self_attentions_once(monkeypatch: Any) -> None:
+    looked: list[Any] = []
+
+    def watched(module: Any) -> list[Any]:
+        looked.append(module)
+        return self_attentions(module)
+
+    for user in (attachment, modes):
+        monkeypatch.setattr(user, "self_attentions", watched)
+    model = tiny.wan_transformer(2)
+    with jali.sparse_processor_mode(model, 0.4, warmup_frac=0, steps=3):
+        assert looked == [model]
