@@ -129,8 +129,9 @@ def rf_v2_order(t: int, h: int, w: int, text: int = 0) -> list[int]:
 
 
 def rf_v2_original(
-    q: Tensor, k: Tensor, shape: tuple[int, int, int], text: int, sparsity: float, block: int = 128
-) -> np.ndarray:
+    q: Tensor, k: Tensor, shape: tuple[int, int, int], text: int, sparsity: float, block: int = 128,
+    first_frame: bool = True,
+) -> np.ndarray:  # fmt: skip
     """Sections 2.3 to 2.5 for one batch and head: q, k [S, D] in input order. bool [nb, nb]."""
     order = rf_v2_order(*shape, text)
     q, k = q[order], k[order]
@@ -142,8 +143,9 @@ def rf_v2_original(
     threshold = scores.sort(-1, descending=True).values[:, keep - 1 : keep]
     kept = (scores >= threshold).numpy().copy()
     first, last = -(-shape[1] * shape[2] // block), -(-text // block)
-    kept[:first] = True
-    kept[:, :first] = True
+    if first_frame:
+        kept[:first] = True
+        kept[:, :first] = True
     if last:
         kept[-last:] = True
         kept[:, -last:] = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -211,6 +212,31 @@ def test_inner_precise(inner_precise: int) -> None:
     q, k, v = tensors(300, dtype=torch.bfloat16)
     out = sparse_attention(q, k, v, inner_precise=inner_precise, sparse_type="rf_v2", sparsity=0.5)
     assert torch.equal(out, sparse_attention(q, k, v, sparse_type="rf_v2", sparsity=0.5))
+
+
+@pytest.mark.parametrize("shape", [np.array([2, 16, 12]), tuple(np.int32([2, 16, 12]))])
+def test_numbers_of_numpy_are_numbers(seen: list[Attended], shape: Any) -> None:
+    """A shape that was worked out with numpy: what the same ints give."""
+    q, k, v = tensors(384 + 16, H=2, D=16)
+    options: dict[str, Any] = {"sparse_type": "rf_v2", "backend": "reference"}
+    plain = {"head_num": 2, "txt_len": 16, "block_size": 32, "sparsity": 0.5, "scale": 0.25,
+             "is_causal": False}  # fmt: skip
+    shapes = {"latent_shape_q": shape, "latent_shape_k": shape}
+    kinds = {bool: np.bool_, int: np.int64, float: np.float32}
+    theirs = {name: kinds[type(value)](value) for name, value in plain.items()}
+    out = sparse_attention(q, k, v, **shapes, **theirs, **options)
+    assert torch.equal(
+        out, sparse_attention(q, k, v, latent_shape_q=[2, 16, 12], **plain, **options)
+    )
+    assert seen[0].plan is not None
+    assert str(seen[0].plan.layout.q_grid) == "16 text + 2×16×12"
+
+
+@pytest.mark.parametrize("shape", [np.array([2.0, 16, 12]), [2, 16, np.float64(12)], np.int64(384)])
+def test_a_shape_of_numpy_is_ints(shape: Any) -> None:
+    q, k, v = tensors(384)
+    with pytest.raises(TypeError, match="latent_shape_q must be"):
+        sparse_attention(q, k, v, sparse_type="rf_v2", latent_shape_q=shape)
 
 
 def test_positional_call() -> None:

@@ -48,7 +48,7 @@ def test_the_stub_is_read_as_a_type_checker_reads_it() -> None:
         if alias.asname == alias.name  # what a stub exports
     }
     assert found == lazy.read_stub("jali")
-    assert set(found) - {"__version__"} == set(jali.__all__)
+    assert {name for name in found if not name.startswith("_")} == set(jali.__all__)
 
 
 def test_dir_shows_the_public_names_and_only_those() -> None:
@@ -77,6 +77,14 @@ def test_without_optional_packages_a_star_import_brings_what_there_is() -> None:
     assert run(code) == (
         "jali.sparse_processor_mode needs diffusers: pip install 'jali[diffusers]'"
     )
+
+
+def test_the_callback_of_esa_is_found_under_its_name_and_not_shown() -> None:
+    from jali import _make_step_callback, make_step_callback
+
+    assert _make_step_callback is make_step_callback
+    assert "_make_step_callback" not in (*jali.__all__, *dir(jali))
+    assert _make_step_callback(object())(None, 0, 0, {"latents": 1}) == {"latents": 1}
 
 
 def test_a_module_does_not_hide_the_function_of_its_name() -> None:

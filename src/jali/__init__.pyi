@@ -10,6 +10,7 @@ from jali.integration.config import SparseAttentionConfig as SparseAttentionConf
 from jali.integration.families import register_family as register_family
 from jali.integration.models.pipeline import generate_video as generate_video
 from jali.integration.models.pipeline import load_pipeline as load_pipeline
+from jali.integration.modes import _make_step_callback as _make_step_callback
 from jali.integration.modes import apply_sparse_attention as apply_sparse_attention
 from jali.integration.modes import make_step_callback as make_step_callback
 from jali.integration.modes import sparse_processor_mode as sparse_processor_mode

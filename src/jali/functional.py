@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import NoneType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -90,7 +91,8 @@ def sparse_attention(
         sparse_type: None (dense), "rf_v2", "ada_bsa", "entropy" or "psa".
         txt_len: text tokens before the latent ones.
         block_size: of rf_v2, ada_bsa and entropy.
-        latent_shape_q, latent_shape_k: [frames, height, width]; without one, a single row.
+        latent_shape_q, latent_shape_k: [frames, height, width], ints (of numpy too); without one,
+            a single row.
         keep_sink, keep_recent, cdf_threshold: of ada_bsa.
         sparsity: share of the key blocks that is skipped.
         compat: the originals' decisions, of rf_v2 and ada_bsa.
@@ -115,16 +117,31 @@ def sparse_attention(
         txt_len, block_size, latent_shape_q, latent_shape_k, keep_sink, keep_recent,
         cdf_threshold, sparsity, compat, backend,
     )  # fmt: skip
-    for (name, declared), value in zip(_ARGUMENTS.items(), given, strict=True):
-        kinds, words = _TYPES[declared]
-        if not isinstance(value, kinds):
-            raise TypeError(f"{name} must be {words}, got {value!r}")
-    for name, shape in (("latent_shape_q", latent_shape_q), ("latent_shape_k", latent_shape_k)):
-        if shape is not None and not all(isinstance(n, int | torch.SymInt) for n in shape):
-            raise TypeError(f"{name} must be three ints, got {shape!r}")
+    taken = [_taken(*about, value) for about, value in zip(_ARGUMENTS.items(), given, strict=True)]
     check_choice("input_layout", input_layout, LAYOUTS)
     check_tensors(*_heads_first(input_layout, q, k, v))
-    return torch.ops.jali.sparse_attention(*given)
+    return torch.ops.jali.sparse_attention(*taken)
+
+
+def _taken(name: str, declared: str, value: Any) -> Any:
+    """The value as the operator takes it: numbers and arrays of numpy are numbers and lists."""
+    kinds, words = _TYPES[declared]
+    taken = value if isinstance(value, kinds) else _plain(value)
+    if not isinstance(taken, kinds):
+        raise TypeError(f"{name} must be {words}, got {value!r}")
+    if isinstance(taken, list | tuple) and not _are_ints(taken):
+        taken = [_plain(n) for n in taken]
+        if not _are_ints(taken):
+            raise TypeError(f"{name} must be three ints, got {value!r}")
+    return taken
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def _are_ints(values: Sequence[Any]) -> bool:
+    return all(isinstance(n, int | torch.SymInt) for n in values)
 
 
 _SCHEMA = ", ".join(f"{declared} {name}" for name, declared in _ARGUMENTS.items())

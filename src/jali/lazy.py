@@ -36,7 +36,10 @@ def attach(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], 
     modules.pop("__version__", None)
     with_diffusers = find_spec("diffusers") is not None
     public = sorted(
-        name for name in modules if with_diffusers or not modules[name].startswith(FOR_DIFFUSERS)
+        name
+        for name, module in modules.items()
+        if not name.startswith("_")  # found by those who ask, and shown to nobody
+        and (with_diffusers or not module.startswith(FOR_DIFFUSERS))
     )
 
     def find(name: str) -> Any:

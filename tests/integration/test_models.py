@@ -108,6 +108,10 @@ def test_the_call_is_the_pipelines_own(folders: dict[str, Path]) -> None:
     ).frames[0]
     assert torch.equal(found, by_hand.permute(0, 2, 3, 1))
     assert not torch.equal(found, generate(pipe, WAN, guidance=1.0, seed=5))
+    # The pipeline's own names for steps and guidance serve too.
+    own = {"height": 16, "width": 32, "num_frames": 9, "max_sequence_length": 16, "seed": 5}
+    theirs = {"num_inference_steps": 2, "guidance_scale": 5.0, "negative_prompt": "blurry"}
+    assert torch.equal(found, generate_video(pipe, "a cat", WAN, **own, **theirs))
 
 
 def test_both_experts_have_their_guidance(folders: dict[str, Path]) -> None:
@@ -129,6 +133,7 @@ def test_both_experts_have_their_guidance(folders: dict[str, Path]) -> None:
         ({"guidance": 2.0}, (2.0, 2.0)),
         ({"guidance": 2.0, "guidance_2": 1.5}, (2.0, 1.5)),
         ({"guidance_2": 1.5}, (4.0, 1.5)),
+        ({"guidance_scale": 2.0, "guidance_scale_2": 1.5}, (2.0, 1.5)),
     ):
         generate(pipe, name, **given)
         assert (seen["guidance_scale"], seen["guidance_scale_2"]) == expected
@@ -576,6 +581,9 @@ def test_wrong_calls_are_refused_before_any_work(folders: dict[str, Path]) -> No
     wrong("steps must be an int >= 1, got True", steps=True)
     wrong("guidance must be finite and >= 0, got nan", guidance=math.nan)
     wrong("guidance must be a number, got '5'", TypeError, guidance="5")
+    wrong("num_inference_steps is steps by another name", TypeError, num_inference_steps=2)
+    wrong("guidance_scale is guidance by another name", TypeError, guidance=1.0, guidance_scale=1.0)
+    wrong("guidance must be a number, got '5'", TypeError, guidance_scale="5")
     wrong("shift must be finite", shift=math.inf)
     wrong("seed must be an int, got 1.5", TypeError, seed=1.5)
     wrong("has no argument 'eta'", TypeError, eta=1.0)

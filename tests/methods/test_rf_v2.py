@@ -47,6 +47,25 @@ def test_compat_is_the_original(
         assert (plan.levels[0, h].numpy() == wanted).all()
 
 
+@pytest.mark.parametrize(
+    ("shape", "text"), [((4, 16, 16), 0), ((3, 21, 32), 0), ((4, 16, 16), 200)]
+)
+def test_compat_without_the_first_frame_keeps_the_scored_blocks_and_text(
+    shape: tuple[int, int, int], text: int
+) -> None:
+    grid = TokenGrid.video(*shape, text=text)
+    q, k, _ = tensors(grid, H=2, spread=0.5)
+    plan = plan_of(q, k, grid, RfV2(0.7, compat=True, first_frame=False))
+    forced = plan_of(q, k, grid, RfV2(0.7, compat=True))
+    for h in range(2):
+        wanted = rf_v2_original(q[0, h], k[0, h], shape, text, 0.7, first_frame=False)
+        assert (plan.levels[0, h].numpy() == wanted).all()
+    assert plan.cost < forced.cost
+    assert torch.equal(
+        forced.levels, plan_of(q, k, grid, RfV2(0.7, compat=True, first_frame=True)).levels
+    )
+
+
 @pytest.mark.parametrize(("blocks", "kept"), [(10, 3), (1000, 300)])
 def test_the_count_is_exact(blocks: int, kept: int) -> None:
     size = 16 if blocks == 10 else 1

@@ -200,6 +200,9 @@ def make_step_callback(state: Any = None) -> Callable[..., dict[str, Any]]:  # n
     return callback
 
 
+_make_step_callback = make_step_callback  # as ESA spells it
+
+
 def chosen_method(
     asked: Any,
     budget: float | None,

@@ -31,7 +31,7 @@ class RfV2(Method):
         sparsity: share of the key blocks that is skipped.
         block_size: tokens in a block, of queries and of keys.
         first_frame: whether the first frame is protected; None is that of videos, but not of
-            single images.
+            single images (with `compat` those too).
         window: tokens in t, h and w that are put next to each other.
         compat: the original's decisions: its frame-wise 8×8 windows, scores in the input's
             precision with ties kept, forced blocks on top, no own block.
@@ -100,8 +100,10 @@ class RfV2(Method):
         scores = (products * query.scale).softmax(-1)
         keep = max(1, math.ceil(layout.N * (1 - self.sparsity)))
         threshold = scores.topk(keep, dim=-1).values[..., -1:]
-        rows = layout.text_rows | layout.first_rows | layout.single_rows
-        keys = layout.text_keys | layout.first_keys | layout.single_keys
+        rows, keys = layout.text_rows, layout.text_keys
+        if self.first_frame is not False:
+            rows = rows | layout.first_rows | layout.single_rows
+            keys = keys | layout.first_keys | layout.single_keys
         kept = (scores >= threshold) | rows[:, None] | keys
         return BlockPlan(layout, (1,), map=kept.to(torch.uint8))
 

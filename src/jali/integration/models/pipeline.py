@@ -131,8 +131,9 @@ def generate_video(
         model_name: the registry's name, or a card of one's own.
         height, width, num_frames: a size that the model cannot make is refused with the nearest
             ones it can.
-        steps: of denoising.
-        guidance, guidance_2: how strongly the prompt is followed; by the second expert.
+        steps: of denoising. It may be called `num_inference_steps`.
+        guidance, guidance_2: how strongly the prompt is followed; by the second expert. They may be
+            called `guidance_scale` and `guidance_scale_2`.
         seed: of the noise, drawn on the CPU.
         negative_prompt: what is not wanted; refused where it would have no effect.
         shift: the flow shift, for this call only. Without one it follows the size as long as the
@@ -145,6 +146,10 @@ def generate_video(
     """
     card = model_card(model_name)
     _check_pipeline(card, pipe)
+    steps = _either("steps", steps, "num_inference_steps", arguments)
+    if card.guidance.kind != "true_cfg":  # there guidance_scale is something else
+        guidance = _either("guidance", guidance, "guidance_scale", arguments)
+    guidance_2 = _either("guidance_2", guidance_2, "guidance_scale_2", arguments)
     height = card.height if height is None else height
     width = card.width if width is None else width
     frames = card.frames if num_frames is None else num_frames
@@ -181,6 +186,14 @@ def _check_pipeline(card: ModelCard, pipe: Any) -> None:
             f"{card.name} is generated with a {card.pipeline}, got a {type(pipe).__name__}; "
             f"name the model that was loaded"
         )
+
+
+def _either(name: str, value: Any, pipelines: str, arguments: dict[str, Any]) -> Any:
+    """An argument under its own name, or taken out of `arguments` under the pipeline's."""
+    other = arguments.pop(pipelines, None)
+    if value is not None and other is not None:
+        raise TypeError(f"{pipelines} is {name} by another name: give one of the two")
+    return other if value is None else value
 
 
 def _check_values(prompt: Any, steps: Any, seed: Any, **numbers: float | None) -> None:
