@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import example
 import numpy as np
 import pytest
+from PIL import Image
 
 from jali.error import InputError
+from jali.evaluation.quality.interval import Interval
 from jali.evaluation.report import (
     Comparison,
     compare_page,
@@ -22,6 +25,7 @@ from jali.evaluation.report import (
     render_page,
 )
 from jali.evaluation.report.film import read_film
+from jali.evaluation.report.summary import RunSummary, headline
 
 
 def report(*folders: Path, **options: Any) -> Comparison:
@@ -49,26 +53,78 @@ def test_rows_are_means_of_what_manifests_and_metrics_say(
 ) -> None:
     dense, entropy, _ = comparison.rows()
     assert dense.seconds is not None
-    assert dense.seconds.value == pytest.approx(np.mean([12.4, 12.4 * 1.03]), abs=1e-3)
+    assert dense.seconds.mean == pytest.approx(np.mean([12.4, 12.4 * 1.03]), abs=1e-3)
     assert dense.speed_up is None
     assert entropy.speed_up is not None
-    assert entropy.speed_up.value == pytest.approx(12.4 / 7.3, abs=1e-3)
+    assert entropy.speed_up.mean == pytest.approx(12.4 / 7.3, abs=1e-3)
     assert entropy.budget == 0.3
     clips = json.loads((root / "entropy" / "manifest.json").read_text())["clips"]
     assert entropy.cost is not None
-    assert entropy.cost.value == pytest.approx(np.mean([clip["cost"] for clip in clips]))
+    assert entropy.cost.mean == pytest.approx(np.mean([clip["cost"] for clip in clips]))
     pairs = json.loads((root / "entropy" / "metrics.json").read_text())["pairs"]
     means = [pair["psnr"]["mean"] for pair in pairs]
     psnr = entropy.metrics["psnr"]
-    assert psnr.value == pytest.approx(np.mean(means))
-    assert psnr.n == 2
-    # Of two values Student's t is 12.706.
-    assert psnr.within == pytest.approx(12.7062 * np.std(means, ddof=1) / math.sqrt(2), rel=1e-4)
+    assert psnr.mean == pytest.approx(np.mean(means))
+    assert (psnr.low, psnr.high, psnr.n) == (None, None, 2)
+    assert psnr.values == pytest.approx(means)
 
 
-def test_the_headline_names_the_fastest(comparison: Comparison) -> None:
-    psnr = comparison.rows()[2].metrics["psnr"].value
-    assert comparison.headline() == f"2.1× faster at {psnr:.1f} dB with psa 0.15"
+def test_two_clips_show_both_values(comparison: Comparison) -> None:
+    page = render_page(comparison)
+    values = comparison.rows()[1].metrics["psnr"].values
+    assert f"<small>{values[0]:.2f}, {values[1]:.2f}</small>" in page
+    assert "too few for an interval" in page
+
+
+def test_three_clips_have_an_interval(tmp_path: Path) -> None:
+    example.make_three(tmp_path, clips=3)
+    found = report(tmp_path, metrics=["psnr"])
+    psnr = found.rows()[1].metrics["psnr"]
+    means = [found.metrics[1].clips[clip]["psnr"].mean for clip in found.clips]
+    # Of three values Student's t is 4.3027.
+    half = 4.3027 * np.std(means, ddof=1) / math.sqrt(3)
+    assert (psnr.low, psnr.high) == pytest.approx((psnr.mean - half, psnr.mean + half), rel=1e-4)
+    assert f"<small>{psnr.low:.2f} – {psnr.high:.2f}</small>" in render_page(found)
+    told = found.to_dict()["rows"][1]["metrics"]["psnr"]
+    assert told == {"value": psnr.mean, "low": psnr.low, "high": psnr.high, "n": 3, "values": []}
+
+
+def test_the_headline_picks_no_run(comparison: Comparison) -> None:
+    near = [row.metrics["psnr"].mean for row in comparison.rows()[1:]]
+    assert comparison.headline() == (
+        f"1.7× to 2.1× faster at {near[0]:.1f} dB to {near[1]:.1f} dB, entropy 0.3 to psa 0.15"
+    )
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said", "praise"),
+    [
+        ((1.7,), "1.7× faster", True),
+        ((1 / 1.1,), "1.1× slower", False),
+        ((1.02,), "As fast", False),
+        ((1.7, 2.1), "1.7× to 2.1× faster, a to b", True),
+        ((2.1, 0.8), "0.8× to 2.1× as fast, b to a", False),
+        ((0.5, 0.8), "1.2× to 2.0× slower, a to b", False),
+        ((None,), "2 clips side by side", False),
+        ((None, 2.0), "3 runs side by side", False),
+    ],
+)
+def test_the_headline_is_praise_only_of_what_is_faster(
+    speeds: tuple[float | None, ...], said: str, praise: bool
+) -> None:
+    nothing = RunSummary("dense", 2, None, None, None, None, None, None, None, {})
+    rows = [
+        replace(nothing, name=name, speed_up=speed and Interval(speed, None, None, 2))
+        for name, speed in zip("ab", speeds, strict=False)
+    ]
+    found = headline([nothing, *rows])
+    assert (found.loud + found.quiet, found.praise) == (said, praise)
+
+
+def test_slower_is_not_in_the_colour_of_praise(root: Path) -> None:
+    slower = render_page(report(root / "psa", root / "dense", metrics=[]))
+    assert "<h1><b>2.1× slower</b>" in slower
+    assert '<h1><b class="praise">' in render_page(report(root / "dense", root / "psa"))
 
 
 def test_two_runs_need_no_name_in_the_headline(root: Path) -> None:
@@ -86,7 +142,7 @@ def test_every_number_of_the_table_is_on_the_page(comparison: Comparison) -> Non
     for row in comparison.rows():
         for mean, digits in ((row.seconds, 2), (row.cost, 3), (row.metrics.get("psnr"), 2)):
             if mean is not None:
-                assert f">{mean.value:.{digits}f}<" in page
+                assert f">{mean.mean:.{digits}f}<" in page
     assert "Not measured: vmaf: no ffmpeg with libvmaf" in page
 
 
@@ -129,11 +185,35 @@ def test_metrics_are_measured_where_there_are_none(runs: Path) -> None:
     a, b = (example.film(0, example.SMALL, noise).astype(float) for noise in (0, 0.035))
     error = ((a - b) ** 2).mean((1, 2, 3)) / 255**2
     # From the lossless files, so equal up to rounding.
-    assert found.rows()[1].metrics["psnr"].value == pytest.approx(
+    assert found.rows()[1].metrics["psnr"].mean == pytest.approx(
         (-10 * np.log10(error)).mean(), abs=1e-3
     )
     assert list(found.rows()[1].metrics) == ["psnr"]
     assert found.notes == ("The first 1 of 2 clips are shown and counted.",)
+
+
+def test_only_the_clips_that_are_shown_are_measured(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jali.evaluation.quality import evaluation
+
+    seen: list[Path] = []
+    real = evaluation.open_source
+    monkeypatch.setattr(evaluation, "open_source", lambda path: seen.append(path) or real(path))
+    report(runs / "dense", runs / "entropy", metrics=["psnr"], limit=1)
+    assert {path.name for path in seen} == {f"{example.clip_name(0)}.mkv"}
+    # What is not shown is not read either, be it damaged.
+    (runs / "entropy" / f"{example.clip_name(1)}.mkv").write_bytes(b"x")
+    report(runs / "dense", runs / "entropy", metrics=["psnr"], limit=1)
+
+
+def test_a_poster_beside_the_videos_is_no_clip(root: Path, tmp_path: Path) -> None:
+    for run in ("dense", "psa"):
+        (tmp_path / run).mkdir()
+        shutil.copy(root / run / f"{example.clip_name(0)}.mp4", tmp_path / run / "a.mp4")
+        Image.new("RGB", (8, 8)).save(tmp_path / run / "poster.png")
+    found = report(tmp_path / "dense", tmp_path / "psa", metrics=["psnr"])
+    assert found.rows()[1].metrics["psnr"].n == 1
 
 
 def test_the_usual_metrics_where_no_one_asks(runs: Path) -> None:

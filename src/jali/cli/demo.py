@@ -146,7 +146,7 @@ def _clip_table(found: Comparison) -> Table:
     dense, sparse = found.rows()
 
     def mean(value: Any, how: str) -> str:
-        return number(value and value.value, how)
+        return number(value and value.mean, how)
 
     psnr = mean(sparse.metrics["psnr"], ".1f")
     columns = [

@@ -122,7 +122,7 @@ def _show(found: Evaluation, output: Path | None) -> None:
 def _table(found: Evaluation) -> Table:
     from rich.markup import escape
 
-    from jali.evaluation.quality.evaluation import MEASURES
+    from jali.evaluation.quality.measure import MEASURES
 
     summary = found.summary
     table = make_table(
@@ -139,12 +139,13 @@ def _table(found: Evaluation) -> Table:
     if len(found.pairs) > 1:
         table.add_section()
         table.add_row("mean", *(_number(summary[m].mean, m) for m in summary), "")
-        table.add_row("95 % interval", *(_between(summary[m], m) for m in summary), "")
+        if any(own.low is not None for own in summary.values()):
+            table.add_row("95 % interval", *(_between(summary[m], m) for m in summary), "")
     return table
 
 
 def _number(value: float | None, name: str) -> str:
-    from jali.evaluation.quality.evaluation import MEASURES
+    from jali.evaluation.quality.measure import MEASURES
 
     return "n/a" if value is None else f"{value:.{MEASURES[name].digits}f}"
 

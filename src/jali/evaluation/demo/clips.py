@@ -13,8 +13,8 @@ from typing import Any
 
 from jali.clips.clip import read_clip, write_mp4
 from jali.evaluation.demo.side_by_side import film, panels, write_strip
+from jali.evaluation.quality.interval import Interval
 from jali.evaluation.report import Comparison, render_page, write_page
-from jali.evaluation.report.summary import Mean
 from jali.generation import RunFolder, Settings, Tick, produce
 from jali.generation.produce import attention, frames_of, load
 from jali.generation.settings import dense_twin
@@ -159,5 +159,7 @@ def _warm_up(pipe: Any, settings: Settings, prompt: str) -> None:
         log.setLevel(level)
 
 
-def _rounded(mean: Mean | None) -> float | None:
-    return None if mean is None or not math.isfinite(mean.value) else round(mean.value, 4)
+def _rounded(found: Interval | None) -> float | None:
+    if found is None or found.mean is None or not math.isfinite(found.mean):
+        return None
+    return round(found.mean, 4)

@@ -15,41 +15,15 @@ from jali.clips.source import Batch, Source, open_source
 from jali.error import InputError, JobError
 from jali.evaluation.quality import metric
 from jali.evaluation.quality.faults import Checks, check
-from jali.evaluation.quality.pairs import FoundClip, check_sizes, lengths_differ, match
-from jali.evaluation.quality.perceptual import NETS, Perceptual
+from jali.evaluation.quality.measure import MEASURES
+from jali.evaluation.quality.pairs import FoundClip, Pairs, check_sizes, lengths_differ, match
+from jali.evaluation.quality.perceptual import Perceptual
 from jali.evaluation.quality.result import Evaluation, Pair, Series
-from jali.evaluation.quality.vmaf import SMALLEST_SIDE, Ffmpeg, find_ffmpeg, vmaf
+from jali.evaluation.quality.vmaf import Ffmpeg, find_ffmpeg, vmaf
 from jali.version import __version__
 
 # Pixels of one clip in memory at once.
 _PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A metric as people meet it: title, whether more of it is better, digits, least side."""
-
-    title: str
-    higher_is_better: bool | None
-    digits: int
-    smallest_side: int = 1
-
-    @property
-    def heading(self) -> str:
-        """The title, with an arrow to the good end."""
-        return self.title + {True: " ↑", False: " ↓", None: ""}[self.higher_is_better]
-
-
-MEASURES = {
-    "psnr": Measure("PSNR, dB", True, 2),
-    "ssim": Measure("SSIM", True, 4, 6),
-    "ms_ssim": Measure("MS-SSIM", True, 4, metric.MS_SSIM_SIDE),
-    "lpips": Measure("LPIPS (Alex)", False, 4, NETS["alex"].smallest_side),
-    "lpips_vgg": Measure("LPIPS (VGG)", False, 4, NETS["vgg"].smallest_side),
-    "vmaf": Measure("VMAF", True, 2, SMALLEST_SIDE),
-    "flicker": Measure("flicker", None, 5),
-    "flicker_ratio": Measure("flicker, ratio", None, 3),
-}
 # The ratio comes with flicker. VGG is left to those who ask: it takes ten times as long as Alex.
 METRICS = ("psnr", "ssim", "ms_ssim", "lpips", "lpips_vgg", "vmaf", "flicker")
 DEFAULT = tuple(name for name in METRICS if name != "lpips_vgg")
@@ -78,6 +52,18 @@ def evaluate(
         pairs.check_complete()
     if not pairs.matched:
         raise InputError(f"no clip of {reference} has the name of a clip of {generated}")
+    return evaluate_pairs(pairs, metrics, device=device, weights=weights, progress=progress)
+
+
+def evaluate_pairs(
+    pairs: Pairs,
+    metrics: Sequence[str] | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    weights: Path | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Evaluation:
+    """The same of clips that were matched before."""
     tools, unavailable = _tools(metrics, _device(device), weights)
     check_sizes(pairs.matched)
     found = []

@@ -1,4 +1,4 @@
-"""A mean and how far it can be trusted: Student's 95 % interval over clips."""
+"""A mean over clips, and how far it can be trusted: Student's 95 % interval, within bounds."""
 
 from __future__ import annotations
 
@@ -7,32 +7,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.95
+FEWEST = 3  # Student's t of two values is 12.7: such an interval says nothing
+ANY, POSITIVE, SHARE = (-math.inf, math.inf), (0.0, math.inf), (0.0, 1.0)  # bounds
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Mean of `n` values between `low` and `high`; None where there are too few values to tell."""
+    """Mean of `n` values, and its interval from three values on; of fewer, the values themselves.
+
+    No values have no mean, and an infinite mean has no interval.
+    """
 
     mean: float | None
     low: float | None
     high: float | None
     n: int
+    values: tuple[float, ...] = ()
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Student's t interval of the mean. One value has a mean and no interval.
+def interval(values: Sequence[float], bounds: tuple[float, float] = ANY) -> Interval:
+    """Student's t interval of the mean, cut where the mean cannot be.
 
-    Clips are what varies: frames of one clip resemble each other too much to be counted singly.
+    Cutting loses nothing: what it leaves out is no possible mean. Values that rounding carried past
+    a bound count as the bound. Clips are what varies: frames of one clip resemble each other too
+    much to be counted singly.
+
+    >>> interval([0.9, 1.0, 0.98], (-1, 1)).high
+    1
     """
     n = len(values)
     if n == 0:
         return Interval(None, None, None, 0)
-    mean = math.fsum(values) / n
-    if n == 1:
-        return Interval(mean, None, None, 1)
+    low, high = bounds
+    values = [min(max(value, low), high) for value in values]
+    # A rounded sum may give a mean outside of its values.
+    mean = min(max(math.fsum(values) / n, min(values)), max(values))
+    if n < FEWEST:
+        return Interval(mean, None, None, n, tuple(values))
+    if not math.isfinite(mean):
+        return Interval(mean, None, None, n)
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     half = student(n - 1) * math.sqrt(variance / n)
-    return Interval(mean, mean - half, mean + half, n)
+    return Interval(mean, max(mean - half, low), min(mean + half, high), n)
 
 
 def student(freedom: int, level: float = LEVEL) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from jali.error import InputError
 from jali.evaluation.quality.faults import Checks
 from jali.evaluation.quality.interval import Interval, interval
+from jali.evaluation.quality.measure import MEASURES
 from jali.files import UnreadableError, read_json, write_json
 
 KIND, VERSION = "jali-metrics", 1
@@ -64,7 +65,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All pairs, and over them each metric's mean with its 95 % interval."""
+    """All pairs, and over them each metric's mean with its interval."""
 
     metrics: tuple[str, ...]
     pairs: tuple[Pair, ...]
@@ -80,7 +81,8 @@ class Evaluation:
         for metric in self.metrics:
             for name in (metric, "flicker_ratio") if metric == "flicker" else (metric,):
                 values = [pair.value(name) for pair in self.pairs]
-                found[name] = interval([value for value in values if value is not None])
+                known = [value for value in values if value is not None]
+                found[name] = interval(known, MEASURES[name].bounds)
         return found
 
     @property
@@ -109,7 +111,10 @@ class Evaluation:
                 "metrics": self.metrics,
                 "made_with": self.made_with,
                 "pairs": [pair.to_dict() for pair in self.pairs],
-                "summary": {name: asdict(found) for name, found in self.summary.items()},
+                "summary": {
+                    name: {"mean": own.mean, "low": own.low, "high": own.high, "n": own.n}
+                    for name, own in self.summary.items()
+                },
                 "unmatched": {"reference": self.only_reference, "generated": self.only_generated},
                 "unavailable": self.unavailable,
                 "notes": self.notes,

@@ -52,7 +52,8 @@ class Comparison:
         ]
 
     def headline(self) -> str:
-        return "".join(headline(self.rows()))
+        said = headline(self.rows())
+        return said.loud + said.quiet
 
     def prompt(self, clip: str) -> str:
         return next((run.clips[clip].prompt for run in self.runs if run.clips[clip].prompt), "")

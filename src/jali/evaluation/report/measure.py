@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jali.evaluation.quality.evaluation import MEASURES, Measure, evaluate
+from jali.evaluation.quality.evaluation import evaluate_pairs
+from jali.evaluation.quality.pairs import Pairs
 from jali.evaluation.quality.result import read_evaluation
 from jali.evaluation.report.run import ComparedRun
 
@@ -40,7 +41,7 @@ class RunMetrics:
         """Clip by clip; those that equal the reference count only where all of them do."""
         curves = [self.clips[clip] for clip in clips if clip in self.clips]
         found = [curve[metric].mean for curve in curves if metric in curve]
-        return [mean for mean in found if math.isfinite(mean)] or found[:1]
+        return [mean for mean in found if math.isfinite(mean)] or found
 
 
 NO_METRICS = RunMetrics({}, {}, {})
@@ -67,12 +68,9 @@ def read_metrics(
         if not why_not:
             return _metrics(found, frames)
         notes.append(f"{path} {why_not}, so {run.name} was measured again.")
-    return _metrics(evaluate(reference.folder, run.folder, names, partial=True).to_dict(), frames)
-
-
-def describe(metric: str) -> Measure:
-    """How a metric is written, and which end of it is good."""
-    return MEASURES.get(metric) or Measure(metric.replace("_", " "), None, 3)
+    matched = tuple((reference.clips[name].exact, run.clips[name].exact) for name in frames)
+    pairs = Pairs(reference.folder, run.folder, matched, (), ())
+    return _metrics(evaluate_pairs(pairs, names).to_dict(), frames)
 
 
 def _why_unfit(found: Mapping[str, Any], reference: ComparedRun, frames: Mapping[str, int]) -> str:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jali.evaluation.quality.interval import Interval
+from jali.evaluation.quality.measure import describe
 from jali.evaluation.report.comparison import Comparison, Progress, read_comparison
-from jali.evaluation.report.measure import describe
-from jali.evaluation.report.summary import Mean, RunSummary, headline
+from jali.evaluation.report.summary import RunSummary, headline
 from jali.evaluation.report.template import check_installed, render
 
 BRIEF = ("seconds", "speed-up", "cost")  # columns of the table that goes clip by clip
@@ -54,8 +55,7 @@ def render_page(comparison: Comparison) -> str:
         "jali.evaluation.report",
         "page.html",
         comparison=comparison,
-        # A number and its unit stay on one line.
-        headline=[part.replace(" dB", "\u00a0dB") for part in headline(rows)],
+        headline=headline(rows),
         rows=rows,
         columns=_columns(rows, metrics),
         columns_by_clip=_columns(by_clip, metrics, brief=True),
@@ -67,6 +67,7 @@ def render_page(comparison: Comparison) -> str:
         },
         data=_data(comparison),
         number=_number,
+        spread=_spread,
     )
 
 
@@ -75,7 +76,7 @@ class Column:
     """Of a table: a number for every row that has one, and the best of them if there is a best."""
 
     title: str
-    means: Sequence[Mean | None]
+    means: Sequence[Interval | None]
     digits: int | None
     unit: str = ""
     higher_is_better: bool | None = None
@@ -83,7 +84,7 @@ class Column:
     @property
     def best(self) -> float | None:
         """Where more than one row has a number, and one end of it is good."""
-        values = [mean.value for mean in self.means if mean]
+        values = [own.mean for own in self.means if own and own.mean is not None]
         if len(values) < 2 or self.higher_is_better is None:
             return None
         return max(values) if self.higher_is_better else min(values)
@@ -93,7 +94,9 @@ def _columns(
     rows: Sequence[RunSummary], metrics: Sequence[str], brief: bool = False
 ) -> list[Column]:
     """Columns that nobody fills are left out; the brief ones are for many rows."""
-    asked = [None if row.budget is None else Mean(row.budget, None, row.clips) for row in rows]
+    asked = [
+        None if row.budget is None else Interval(row.budget, None, None, row.clips) for row in rows
+    ]
     columns = [
         Column("seconds", [row.seconds for row in rows], 2),
         Column("in the transformer", [row.seconds_transformer for row in rows], 2),
@@ -116,6 +119,14 @@ def _number(value: float, digits: int | None) -> str:
     if not math.isfinite(value):
         return "∞" if value > 0 else "−∞"
     return (f"{value:g}" if digits is None else f"{value:,.{digits}f}").replace("-", "−")
+
+
+def _spread(found: Interval, digits: int | None) -> str:
+    """How far a mean can be trusted: its interval or, of two values, both of them."""
+    if found.low is not None and found.high is not None:
+        return f"{_number(found.low, digits)} – {_number(found.high, digits)}"
+    values = dict.fromkeys(_number(value, digits) for value in found.values)
+    return ", ".join(values) if len(values) > 1 else ""
 
 
 def _fold(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], bool]]:

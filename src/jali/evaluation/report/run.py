@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jali.error import InputError
-from jali.evaluation.quality.pairs import MANIFEST, clip_files
+from jali.evaluation.quality.pairs import BEST_FIRST, MANIFEST, FoundClip, clip_files
 
 # A folder may hold a clip twice, for people and for metrics: the first kind found here is shown.
 SHOWN_FIRST = (".mp4", ".m4v", ".webm", ".mov", ".mkv", ".avi", ".gif")
@@ -26,16 +26,25 @@ COMPARABLE = (
 
 @dataclass(frozen=True, slots=True)
 class ComparedClip:
-    """One clip of a run; `facts` is its entry in the manifest, empty where there is none."""
+    """One clip of a run: the file for people, the one that lost least, and what a manifest says.
+
+    `facts` is its entry there, empty where there is none.
+    """
 
     name: str
     video: Path
+    best: Path
     sites: Path | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prompt(self) -> str:
         return str(self.facts.get("prompt") or "")
+
+    @property
+    def exact(self) -> FoundClip:
+        """What is measured."""
+        return FoundClip(self.name, self.best, self.facts.get("frames"), self.facts.get("fps"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,8 @@ def _read(folder: Path) -> ComparedRun:
         raise InputError(
             f"{folder} holds neither a {MANIFEST} nor videos ({', '.join(SHOWN_FIRST)})"
         )
-    clips = {name: ComparedClip(name, path) for name, path in sorted(videos.items())}
+    best = clip_files(folder, BEST_FIRST)
+    clips = {name: ComparedClip(name, path, best[name]) for name, path in sorted(videos.items())}
     return ComparedRun(folder.resolve().name, folder, clips)
 
 
@@ -134,7 +144,13 @@ def _with_manifest(folder: Path) -> ComparedRun:
     if not run.clips:
         raise InputError(f"the run in {folder} has no clips yet")
     clips = {
-        clip.name: ComparedClip(clip.name, run.path(clip.video), run.path(clip.sites), asdict(clip))
+        clip.name: ComparedClip(
+            clip.name,
+            run.path(clip.video),
+            run.path(clip.lossless or clip.video),
+            run.path(clip.sites),
+            asdict(clip),
+        )
         for clip in run.clips
     }
     settings = run.settings.to_dict()
