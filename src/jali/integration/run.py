@@ -14,12 +14,13 @@ from jali.attend import PreparedCall, attend_densely, prepare
 from jali.backends import Task, choose
 from jali.checks import check_call
 from jali.integration import forecast, stock
+from jali.integration.cache import unseen_cache
 from jali.integration.clock import Clock
 from jali.integration.masks import MaskReading, read_mask, without_padding
 from jali.integration.operator import number_of
 from jali.integration.parallel import Ranks, across_ranks, joint_order, tensor_ranks, ulysses_ranks
 from jali.integration.stats import CallRecord, CallWork, Stats, first_not_finite, read_records
-from jali.integration.stopwatch import Stopwatch, now
+from jali.integration.stopwatch import RanAttention, Stopwatch, now
 from jali.integration.transformer import AttentionCall, RunTransformer, TransformerCall
 from jali.methods import Dense, FastestDense, Method
 from jali.planning.plan import BlockPlan
@@ -84,6 +85,8 @@ class Run:
             self._restart()  # an interrupted run, or one without a pipeline, begins again
         if moment.step == 0:
             here.branches_begun.add(moment.branch)
+        if here.call is None:
+            self._times.why_not = self._times.why_not or unseen_cache(here)
         boxes = here.family.geometry.boxes(numbers, tensors)
         here.call = TransformerCall(moment, boxes, tensor_ranks(here.module()))
         here.call.started = now(timestep)
@@ -94,14 +97,15 @@ class Run:
         call = here.call
         if call is None:
             return
-        if call.attentions == 0:
+        here.attended = here.attended or bool(call.ran)
+        if not here.attended:  # a cache, which may skip all of a call, lets the first one run
             self._tell(
                 "no self-attention of this transformer came by: its processors were replaced after "
                 "sparse attention was applied (fuse projections first, or apply again)"
             )
         out = output[0] if isinstance(output, tuple) else getattr(output, "sample", output)
         if isinstance(out, Tensor):
-            self._times.add(call.sparse, call.started, now(out))
+            self._times.add(here.name, tuple(call.ran), call.started, now(out))
             if self.finite != "off":
                 moment = call.moment
                 total = out.detach().sum(dtype=torch.float32)
@@ -139,6 +143,7 @@ class Run:
         for transformer in self.transformers:
             transformer.call = None
             transformer.branches_begun.clear()
+            transformer.attended = False
 
     # One attention call
 
@@ -152,7 +157,6 @@ class Run:
         call = here.call
         if call is None:
             return stock.attention(here.family, q, k, v, mask, scale, self.dense_backend)
-        call.attentions += 1
         moment = call.moment
         site = Site(moment.step, moment.steps, layer, here.layers, moment.branch, here.name)
         if type(self.method) is Dense:
@@ -178,7 +182,6 @@ class Run:
                 if self.watch is not None:
                     seen = prepared.call.q_grid, q, k, v, prepared.call.padding, scale, result
                     self.watch(AttentionCall(here.name, site, *seen))
-                call.sparse = True
                 out = heads_last(result.out)
                 self._record(here, site, out, result.backend, None, result.executed)
                 return out if order is None else out.index_select(1, order.argsort())
@@ -301,6 +304,8 @@ class Run:
         _, tokens, heads, _ = out.shape
         work = None if ran is None else CallWork(ran.ratios, ran.tally, ran.layout.pairs)
         total = None if self.finite == "off" else out.sum(dtype=torch.float32)
+        if here.call is not None:
+            here.call.ran.append(RanAttention(site.layer, tuple(out.shape), backend, why is None))
         self.records.append(
             CallRecord(
                 here.name, site.layer, site.step, site.branch, tokens, backend, why, work, total,
@@ -318,12 +323,14 @@ class Run:
     def stats(self) -> Stats:
         """The latest generation. Waits for the device."""
         rows = read_records([r for r in self.records if r.layer >= 0])
+        gain = self._times.speedup()
         return Stats(
             method=self.method.base.name,
             budget=self.budget,
             rows=rows,
             predicted=self._predicted(),
-            measured=self._times.speedup(),
+            measured=None if isinstance(gain, str) else gain,
+            why_not_measured=gain if isinstance(gain, str) else "",
             notes=tuple(sorted(self.clock.said)) + tuple(self.left_out),
             seconds=self._times.total(),
         )

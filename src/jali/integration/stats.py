@@ -52,7 +52,13 @@ class CallRow:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The latest generation: asked budget, achieved cost, and one row for every attention call."""
+    """The latest generation: asked budget, achieved cost, and one row for every attention call.
+
+    `predicted` is what the cost model forecasts for all transformer calls of the generation
+    together. `measured` is the time of a dense transformer call over that of a sparse one, both
+    warm and of this generation. Neither is that of a whole clip. `seconds` are those of all
+    transformer calls, with whatever the first ones loaded and compiled.
+    """
 
     method: str
     budget: float | None
@@ -60,7 +66,8 @@ class Stats:
     predicted: float | None = None
     measured: float | None = None
     notes: tuple[str, ...] = ()
-    seconds: float | None = None  # in the transformers
+    seconds: float | None = None
+    why_not_measured: str = ""
 
     @property
     def cost(self) -> float:
@@ -94,15 +101,23 @@ class Stats:
             parts[0] += f" ({self.sparse_cost:.3f} in {len(sparse)} sparse of {len(self.rows)})"
         else:
             parts[0] += f" (none of {len(self.rows)} calls was sparse)"
-        for name in ("predicted", "measured"):
-            if (value := getattr(self, name)) is not None:
-                parts.append(f"{name} speed-up {value:.2f}×")
+        parts.extend(self._speedups() if sparse else ())
         if self.dense:
             counts = ", ".join(f"{n} × {reason}" for reason, n in self.dense.items())
             parts.append(f"dense: {counts}")
         return "; ".join([*parts, *self.notes])
 
     __str__ = line
+
+    def _speedups(self) -> Iterator[str]:
+        """Each with what it is the speed-up of."""
+        if self.predicted is not None:
+            of = "all transformer calls, forecast by the cost model"
+            yield f"predicted speed-up {self.predicted:.2f}× ({of})"
+        if self.measured is not None:
+            yield f"measured speed-up {self.measured:.2f}× (per transformer call)"
+        elif self.why_not_measured:
+            yield f"no measured speed-up ({self.why_not_measured})"
 
 
 def read_records(records: list[CallRecord]) -> tuple[CallRow, ...]:

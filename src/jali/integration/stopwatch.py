@@ -5,39 +5,124 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+LATEST = 256  # calls of a kind whose times are kept
+KINDS = 64  # those that were met last
+WARM = 2  # calls that have to agree, so that one that was held up does not decide
+
+
+class RanAttention(NamedTuple):
+    """One self-attention that ran in a transformer call; a cache may have skipped others."""
+
+    layer: int
+    shape: tuple[int, ...]  # of its output
+    backend: str
+    sparse: bool
+
+
+@dataclass(eq=False)
+class CallTimes:
+    """(begin, end) of calls that are alike, as moments on their device.
+
+    The first one is apart: it compiles, tunes and allocates.
+    """
+
+    first: tuple[Any, Any]
+    warm: deque[tuple[Any, Any]] = field(default_factory=deque)
+
+    def seconds(self) -> list[float]:
+        """Of the warm calls, where both ends were seen by one clock."""
+        times = (_seconds(*call) for call in self.warm)
+        return [each for each in times if not math.isnan(each)]
+
+
+Kind = tuple[str, tuple[RanAttention, ...]]  # transformer, and what ran
+
 
 @dataclass(eq=False)
 class Stopwatch:
-    """Begin and end of every call of a run, as moments: nothing is read before someone asks."""
+    """The transformer calls of a generation by what ran in them. Nothing is read before someone
+    asks; adding waits for nothing.
 
-    calls: dict[bool, list[tuple[Any, Any]]] = field(
-        default_factory=lambda: {True: [], False: []}  # whether it was sparse
-    )
+    However long a generation is, the latest calls of the latest kinds are kept, and of all others
+    the sum of their seconds.
+    """
 
-    def add(self, sparse: bool, start: Any, end: Any) -> None:
-        self.calls[sparse].append((start, end))
+    kinds: dict[Kind, CallTimes] = field(default_factory=dict)  # the latest last
+    why_not: str | None = None  # no two calls can be compared
+    _older: float = 0.0
+
+    def add(self, transformer: str, ran: tuple[RanAttention, ...], start: Any, end: Any) -> None:
+        """One call, and the self-attentions that ran in it."""
+        kind, call = (transformer, ran), (start, end)
+        times = self.kinds.pop(kind, None)
+        if times is None:
+            times = CallTimes(call)
+        else:
+            times.warm.append(call)
+        self.kinds[kind] = times
+        if len(times.warm) > LATEST:
+            self._older += _seconds(*times.warm.popleft())
+        if len(self.kinds) > KINDS:
+            gone = self.kinds.pop(next(iter(self.kinds)))
+            self._older += sum(_seconds(*each) for each in (gone.first, *gone.warm))
 
     def total(self) -> float | None:
-        """Seconds of all calls together; None where they are not known. Waits for the device."""
-        times = [_seconds(*call) for kind in self.calls.values() for call in kind]
-        return None if not times or any(map(math.isnan, times)) else sum(times)
+        """Seconds of all calls together, those that warmed up too; None where they are not known.
+        Waits for the device."""
+        kept = (call for times in self.kinds.values() for call in (times.first, *times.warm))
+        total = self._older + sum(_seconds(*call) for call in kept)
+        return total if self.kinds and not math.isnan(total) else None
 
-    def speedup(self) -> float | None:
-        """Time of a dense call over that of a sparse one. Waits for the device."""
-        dense, sparse = (
-            [s for s in (_seconds(*call) for call in self.calls[kind]) if not math.isnan(s)]
-            for kind in (False, True)
-        )
-        # The first call warms caches up, and with one kind only there is nothing to compare.
-        if len(dense) < 2 or not sparse:
-            return None
-        return statistics.median(dense) / max(statistics.median(sparse), 1e-9)
+    def speedup(self) -> float | str:
+        """Time of a dense call over that of a sparse one, or why there is none to state. Waits for
+        the device.
+
+        Compared are warm calls of one transformer in which the same layers ran on tensors of the
+        same shape, all that it has: no call in which a cache skipped some.
+        """
+        if not self.kinds:
+            return "no transformer call was timed: a model compiled as a whole does not say when"
+        if self.why_not is not None:
+            return self.why_not
+        pairs = [(dense, sparse) for dense, sparse in self._alike() if dense and sparse]
+        if not pairs:
+            return "no dense call ran the same layers on the same shapes as a sparse one"
+        pair = max(pairs, key=lambda pair: min(len(times.warm) for times in pair))
+        found = [times.seconds() for times in pair]
+        for name, seconds in zip(("dense", "sparse"), found, strict=True):
+            if len(seconds) < WARM:
+                return (
+                    f"{WARM} warm {name} calls of one shape are needed, there were {len(seconds)}"
+                )
+        # Of two, the lower: whatever disturbs a call makes it longer.
+        dense, sparse = map(statistics.median_low, found)
+        return dense / max(sparse, 1e-9)
+
+    def _alike(self) -> list[list[CallTimes | None]]:
+        """[dense, sparse] calls that differ in nothing else.
+
+        Where either are of several kinds (other backends, other sparse layers), the kind with the
+        most calls stands for them.
+        """
+        whole = {name: max(len(ran) for own, ran in self.kinds if own == name)
+                 for name, _ in self.kinds}  # fmt: skip
+        found: dict[Any, list[CallTimes | None]] = {}
+        for (name, ran), times in self.kinds.items():
+            if not ran or len(ran) < whole[name]:
+                continue
+            pair = found.setdefault((name, *((r.layer, r.shape) for r in ran)), [None, None])
+            sparse = any(r.sparse for r in ran)
+            known = pair[sparse]
+            if known is None or len(times.warm) > len(known.warm):
+                pair[sparse] = times
+        return list(found.values())
 
 
 def now(x: Any) -> Any:

@@ -16,6 +16,7 @@ from jali.integration.families import Family
 from jali.integration.geometry import Patch
 from jali.integration.masks import MaskReading
 from jali.integration.parallel import Ranks
+from jali.integration.stopwatch import RanAttention
 from jali.planning.site import Site
 from jali.tokens.grid import Box, TokenGrid
 from jali.tokens.padding import KeyPadding
@@ -36,6 +37,7 @@ class RunTransformer:
     module: weakref.ReferenceType[nn.Module]
     call: TransformerCall | None = None
     branches_begun: set[str] = field(default_factory=set)  # those that have had their step 0
+    attended: bool = False  # whether any self-attention of this generation came by
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name."""
@@ -52,8 +54,7 @@ class TransformerCall:
     grids: dict[int, TokenGrid | str] = field(default_factory=dict)
     mask: MaskReading | None = None
     prepared: dict[Any, PreparedCall | str] = field(default_factory=dict)  # or why it is dense
-    attentions: int = 0
-    sparse: bool = False
+    ran: list[RanAttention] = field(default_factory=list)
     started: Any = None
 
 
