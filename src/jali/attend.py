@@ -141,6 +141,8 @@ class PreparedCall(NamedTuple):
     def plan(self, query: Query) -> tuple[BlockPlan, BlockPlan]:
         """Which blocks the method wants read, and the same on the backend's own blocks."""
         plan = self.method.plan(query)
+        if self.padding is not None:
+            plan = replace(plan, padding=self.padding)  # what is not real costs nothing
         return plan, plan.coarsen(self.blocks)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, site: Site) -> Attended:

@@ -121,13 +121,14 @@ def _room(buffer: Tensor | None, like: Tensor, start: int, end: int) -> Tensor:
 class ChunkCall:
     """One attention call: where it was, how many keys it had, what it cost (None: dense).
 
-    The cost stays on the device until someone reads it.
+    The cost stays on the device until someone reads it. `queries` are those of the chunk.
     """
 
     chunk: int
     site: Site
     keys: int
     cost: Tensor | None
+    queries: int = 1
 
 
 @dataclass(eq=False)
@@ -177,13 +178,14 @@ class ChunkState:
         self.chunk, self.frames, self._box = 0, 0, None
 
     def cost(self, chunk: int | None = None) -> float:
-        """Mean share of dense work, dense calls included; of one chunk or of all."""
+        """Share of dense work, dense calls included; of one chunk or of all."""
         found = [
-            1.0 if call.cost is None else float(call.cost)
+            (call.queries * call.keys, 1.0 if call.cost is None else float(call.cost))
             for call in self.calls
             if chunk in (None, call.chunk)
         ]
-        return sum(found) / len(found) if found else 1.0
+        whole = sum(work for work, _ in found)
+        return sum(work * cost for work, cost in found) / whole if found else 1.0
 
     def begin(self, box: Box) -> None:
         """A transformer call with a chunk of this grid starts."""
@@ -214,7 +216,7 @@ class ChunkState:
             scale=scale,
         )  # fmt: skip
         cost = None if done.executed is None else done.executed.costs.mean()
-        self.calls.append(ChunkCall(self.chunk, site, keys.shape[2], cost))
+        self.calls.append(ChunkCall(self.chunk, site, keys.shape[2], cost, q.shape[2]))
         return done.out.transpose(1, 2)
 
     def _cache(self, layer: int) -> KVCache:

@@ -19,7 +19,7 @@ from jali.integration.clock import Clock
 from jali.integration.masks import MaskReading, read_mask, without_padding
 from jali.integration.operator import number_of
 from jali.integration.parallel import Ranks, across_ranks, joint_order, tensor_ranks, ulysses_ranks
-from jali.integration.stats import CallRecord, CallWork, Stats, first_not_finite, read_records
+from jali.integration.stats import CallRecord, Stats, first_not_finite, read_records
 from jali.integration.stopwatch import RanAttention, Stopwatch, now
 from jali.integration.transformer import AttentionCall, RunTransformer, TransformerCall
 from jali.methods import Dense, FastestDense, Method
@@ -28,6 +28,7 @@ from jali.planning.site import Site
 from jali.presets import Preset
 from jali.tokens.grid import TokenGrid
 from jali.tokens.heads import heads_first, heads_last
+from jali.tokens.padding import KeyPadding
 
 log = logging.getLogger("jali")
 
@@ -183,11 +184,12 @@ class Run:
                     seen = prepared.call.q_grid, q, k, v, prepared.call.padding, scale, result
                     self.watch(AttentionCall(here.name, site, *seen))
                 out = heads_last(result.out)
-                self._record(here, site, out, result.backend, None, result.executed)
+                keys = k.shape[2], prepared.padding
+                self._record(here, site, out, result.backend, None, keys, result.executed)
                 return out if order is None else out.index_select(1, order.argsort())
             why = prepared
         if reading.problem or self.dense_backend is not None:
-            return self._attend_as_stock(here, site, q, k, v, mask, scale, why)
+            return self._attend_as_stock(here, site, q, k, v, mask, scale, why, reading.padding)
         return self._attend_densely(here, site, grid, reading, q, k, v, scale, why)
 
     def _attend_densely(
@@ -203,15 +205,15 @@ class Run:
             seen = grid, q, k, v, reading.padding, scale, result
             self.watch(AttentionCall(here.name, site, *seen))
         out = heads_last(result.out)
-        self._record(here, site, out, result.backend, why)
+        self._record(here, site, out, result.backend, why, (k.shape[2], reading.padding))
         return out
 
     def _attend_as_stock(
         self, here: RunTransformer, site: Site, q: Tensor, k: Tensor, v: Tensor,
-        mask: Tensor | None, scale: float | None, why: str,
+        mask: Tensor | None, scale: float | None, why: str, padding: KeyPadding | None = None,
     ) -> Tensor:  # fmt: skip
         out = stock.attention(here.family, q, k, v, mask, scale, self.dense_backend)
-        self._record(here, site, out, "stock", why)
+        self._record(here, site, out, "stock", why, (k.shape[1], padding))
         return out
 
     # What the attention calls of a transformer call share, found when the first of them asks
@@ -299,17 +301,19 @@ class Run:
 
     def _record(
         self, here: RunTransformer, site: Site, out: Tensor, backend: str,
-        why: str | None, ran: BlockPlan | None = None,
+        why: str | None, keys: tuple[int, KeyPadding | None], ran: BlockPlan | None = None,
     ) -> None:  # fmt: skip
-        _, tokens, heads, _ = out.shape
-        work = None if ran is None else CallWork(ran.ratios, ran.tally, ran.layout.pairs)
+        samples, tokens, heads, head_dim = out.shape
+        read = None if ran is None else ran.pairs_read
+        each, padding = keys
+        real = samples * each if padding is None else padding.total(each)
         total = None if self.finite == "off" else out.sum(dtype=torch.float32)
         if here.call is not None:
             here.call.ran.append(RanAttention(site.layer, tuple(out.shape), backend, why is None))
         self.records.append(
             CallRecord(
-                here.name, site.layer, site.step, site.branch, tokens, backend, why, work, total,
-                heads,
+                here.name, site.layer, site.step, site.branch, tokens, backend, why, read, total,
+                samples, heads, head_dim, real,
             )
         )  # fmt: skip
 

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-
-class CallWork(NamedTuple):
-    """Blocks read at each ratio, per sample and head [R, B|1, H|1], and how many there are."""
-
-    ratios: tuple[int, ...]
-    tally: Tensor
-    blocks: int
 
 
 class CallRecord(NamedTuple):
@@ -30,14 +22,21 @@ class CallRecord(NamedTuple):
     tokens: int
     backend: str
     reason: str | None  # why it was dense; None where it was sparse
-    work: CallWork | None = None  # None where it was dense
+    pairs_read: Tensor | None = None  # by every head, [B|1, H|1]; None where it was dense
     total: Tensor | None = None  # sum of the output: not finite where any of it is not
+    samples: int = 1
     heads: int = 1
+    head_dim: int = 1
+    keys: int | Tensor = 0  # real ones of all samples together
 
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """One attention call as plain values: its cost, and that of every head."""
+    """One attention call as plain values: its cost, and that of every head.
+
+    `dense_work` is what the call would be densely: queries × real keys × head dim, over heads and
+    samples. Means over calls are weighted by it.
+    """
 
     transformer: str
     layer: int
@@ -48,6 +47,7 @@ class CallRow:
     reason: str | None  # why it was dense; None where it was sparse
     cost: float
     heads: tuple[float, ...] = ()
+    dense_work: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,15 @@ class Stats:
 
     @property
     def cost(self) -> float:
-        """Mean over all calls; a dense one costs 1."""
-        return sum(row.cost for row in self.rows) / len(self.rows) if self.rows else 1.0
+        """Share of the dense work of all calls; a dense one costs 1. What a cache of the model
+        skipped was no call, and is on neither side."""
+        return mean_cost(self.rows) if self.rows else 1.0
 
     @property
     def sparse_cost(self) -> float | None:
-        """Mean over the sparse calls."""
-        costs = [row.cost for row in self.rows if row.reason is None]
-        return sum(costs) / len(costs) if costs else None
+        """The same of the sparse calls alone."""
+        rows = [row for row in self.rows if row.reason is None]
+        return mean_cost(rows) if rows else None
 
     @property
     def dense(self) -> dict[str, int]:
@@ -86,11 +87,11 @@ class Stats:
         return dict(Counter(row.reason for row in self.rows if row.reason is not None))
 
     def by(self, *names: str) -> dict[tuple[Any, ...], float]:
-        """Mean cost by any of transformer, layer, step, branch, backend."""
-        groups: dict[tuple[Any, ...], list[float]] = {}
+        """The cost by any of transformer, layer, step, branch, backend."""
+        groups: dict[tuple[Any, ...], list[CallRow]] = {}
         for row in self.rows:
-            groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row.cost)
-        return {key: sum(costs) / len(costs) for key, costs in groups.items()}
+            groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
+        return {key: mean_cost(rows) for key, rows in groups.items()}
 
     def line(self) -> str:
         """Everything in one line."""
@@ -120,28 +121,33 @@ class Stats:
             yield f"no measured speed-up ({self.why_not_measured})"
 
 
+def mean_cost(rows: Sequence[CallRow]) -> float:
+    """The cost of these calls together: the mean, weighted by their dense work."""
+    whole = sum(row.dense_work for row in rows)
+    return sum(row.cost * row.dense_work for row in rows) / whole if whole else 1.0
+
+
 def read_records(records: list[CallRecord]) -> tuple[CallRow, ...]:
     """Records as rows. Waits for the device, once."""
-    counts = _host([r.work.tally for r in records if r.work is not None])
-    rows = []
-    for record in records:
-        heads = (1.0,) * record.heads
-        if record.work is not None:
-            heads = _costs(record.work, counts, record.heads)
-        rows.append(CallRow(*record[:7], sum(heads) / len(heads), heads))
-    return tuple(rows)
+    counted = [x for r in records for x in (r.pairs_read, r.keys) if isinstance(x, Tensor)]
+    numbers = _host(counted)
+    return tuple(_row(record, numbers) for record in records)
 
 
-def _costs(work: CallWork, counts: Iterator[float], heads: int) -> tuple[float, ...]:
-    """The cost of every head. One plan may serve all heads, or all samples."""
-    found = [0.0] * heads
-    _, samples, planned = work.tally.shape
-    for ratio in work.ratios:
-        for _ in range(samples):
-            ones = [next(counts) for _ in range(planned)]
-            for head in range(heads):
-                found[head] += ones[head % planned] / (ratio * samples * work.blocks)
-    return tuple(found)
+def _row(record: CallRecord, numbers: Iterator[float]) -> CallRow:
+    """One plan may serve all heads, or all samples."""
+    heads = [1.0] * record.heads
+    read: list[list[float]] = []
+    if record.pairs_read is not None:
+        samples, planned = record.pairs_read.shape
+        read = [[next(numbers) for _ in range(planned)] for _ in range(samples)]
+    keys = next(numbers) if isinstance(record.keys, Tensor) else record.keys
+    dense = record.tokens * keys
+    if read:
+        all_samples = [sum(own) * record.samples / len(read) for own in zip(*read, strict=True)]
+        heads = [all_samples[i % len(all_samples)] / max(dense, 1) for i in range(record.heads)]
+    work = dense * record.heads * record.head_dim
+    return CallRow(*record[:7], sum(heads) / len(heads), tuple(heads), float(work))
 
 
 def first_not_finite(records: list[CallRecord]) -> CallRecord | None:

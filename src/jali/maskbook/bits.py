@@ -51,7 +51,7 @@ def keep_bits(
     shares = blocks_by_entropy(scores, budget, sharpness, counted)
     plan = keep_top(scores, shares[..., None, None], layout, layout.forced, rows)
     kept = plan.levels[0] != 0
-    return pack(kept), kept.mean((-2, -1), dtype=torch.float32)
+    return pack(kept), plan.costs[0]
 
 
 def plan_of(packed: Tensor, layout: BlockLayout) -> BlockPlan:

@@ -16,6 +16,7 @@ from jali.value import check_share
 class Budget:
     """Asked share of the key blocks: the mean over heads, and the range of a single head.
 
+    Blocks are counted whole, a short last one too; what a plan really costs is `BlockPlan.cost`.
     A mean of 0 asks for a query block's own and forced blocks only. No floor given means 0.05, or
     the mean where that is smaller.
     """

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from jali import kernels
 from jali.kernels.lists import BlockList, Lists, StackedLists
+from jali.planning import cost
 from jali.tokens.layout import BlockLayout, Blocks
+from jali.tokens.padding import KeyPadding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +30,8 @@ class BlockPlan:
 
     Held as a map (uint8 [B|1, H|1, M, N]) or as lists per ratio; either is derived from the other
     when it is asked for. `ratios` are the ratios that may occur: a static fact, known before any
-    number is. A causal plan also hides keys after the query inside the blocks it reads.
+    number is. A causal plan also hides keys after the query inside the blocks it reads. `padding`
+    (in the layout's order) says which keys are real: the others cost nothing.
     """
 
     layout: BlockLayout
@@ -36,6 +39,7 @@ class BlockPlan:
     map: Tensor | None = None
     given: Lists | None = None
     causal: bool = False
+    padding: KeyPadding | None = None
 
     def __post_init__(self) -> None:
         check_ratios(self.ratios, self.layout.blocks.k)
@@ -124,15 +128,25 @@ class BlockPlan:
 
     @functools.cached_property
     def cost(self) -> float:
-        """Share of dense attention's work: the mean of 1/ratio. Waits for the device."""
-        return float(self.costs.mean())
+        """Share of dense attention's work: see `jali.planning.cost`. Waits for the device."""
+        dense = self.pairs_of_dense.double().mean().clamp_min(1)
+        return float(self.pairs_read.double().mean() / dense)
 
     @functools.cached_property
     def costs(self) -> Tensor:
         """The cost of every head, on the device. fp32 [B|1, H|1]."""
-        work = sum(count / ratio for ratio, count in zip(self.ratios, self.tally, strict=True))
-        assert isinstance(work, Tensor)
-        return work / self.layout.pairs
+        return self.pairs_read / self.pairs_of_dense.clamp_min(1)
+
+    @functools.cached_property
+    def pairs_read(self) -> Tensor:
+        """How many pairs of a query and a key (or a mean of keys) every head computes, on the
+        device. int64 [B|1, H|1]."""
+        return cost.pairs_read(self)
+
+    @functools.cached_property
+    def pairs_of_dense(self) -> Tensor:
+        """How many dense attention computes for one head, on the device. int64 [B|1, 1]."""
+        return cost.pairs_of_dense(self.layout, self.padding)
 
     @property
     def tally(self) -> Tensor:
@@ -176,7 +190,8 @@ class BlockPlan:
             pad = (0, missing) if dim == 3 else (0, 0, 0, missing)
             levels = F.pad(levels, pad, value=skip).unflatten(dim, (size, -1)).amin(dim + 1)
         levels = torch.where(levels == skip, SKIP, levels)
-        return BlockPlan(layout, self.ratios, map=levels.to(torch.uint8), causal=self.causal)
+        levels = levels.to(torch.uint8)
+        return BlockPlan(layout, self.ratios, levels, causal=self.causal, padding=self.padding)
 
     def show(self, batch: int = 0, head: int | None = None, width: int = 64) -> str:
         """The plan as text: rows are query blocks, columns key blocks, darker is finer."""
@@ -191,7 +206,7 @@ class BlockPlan:
         which = "mean over heads" if head is None else f"head {head}"
         title = (
             f"{self.layout.M} query × {self.layout.N} key blocks of {self.blocks}, {which}: "
-            f"cost {float(work.mean()):.3f}"
+            f"cost {self._cost_of(batch, head):.3f}"
         )
         return "\n".join([title, *lines])
 
@@ -208,12 +223,18 @@ class BlockPlan:
         axes.set(
             xlabel=f"key blocks of {self.blocks.k}",
             ylabel=f"query blocks of {self.blocks.q}",
-            title=f"cost {float(work.mean()):.3f}",
+            title=f"cost {self._cost_of(batch, head):.3f}",
         )
         return figure
 
+    def _cost_of(self, batch: int, head: int | None) -> float:
+        """Of one head, or the mean over heads."""
+        costs = self.costs[batch % len(self.costs)]
+        return float(costs.mean() if head is None else costs[head % len(costs)])
+
     def work(self, batch: int = 0, head: int | None = None) -> Tensor:
-        """Work per block pair of one head, or the mean over heads. fp32 [M, N] on the host."""
+        """How finely block pairs are read, 1 in full: of one head, or the mean over heads. fp32
+        [M, N] on the host."""
         levels = self.levels[batch].float()
         work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
         if head is None:

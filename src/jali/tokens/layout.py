@@ -167,6 +167,12 @@ class BlockLayout:
         start = torch.arange(self.N, device=self.device) * self.blocks.k
         return (self.k.tokens - start).clamp_max(self.blocks.k)
 
+    @functools.cached_property
+    def row_sizes(self) -> Tensor:
+        """Queries in every query block. int64 [M]."""
+        start = torch.arange(self.M, device=self.device) * self.blocks.q
+        return (self.q.tokens - start).clamp_max(self.blocks.q)
+
     def with_blocks(self, blocks: Blocks) -> BlockLayout:
         return block_layout(self.q_grid, self.k_grid, self.order, blocks, self.offset, self.device)
 

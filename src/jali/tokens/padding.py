@@ -44,6 +44,10 @@ class KeyPadding:
         assert self.length is not None
         return torch.arange(tokens, device=self.length.device) < self.length[:, None]
 
+    def total(self, tokens: int) -> int | Tensor:
+        """How many keys are real in all samples together: on the device where only it knows."""
+        return self.valid(tokens).sum() if self.host is None else sum(self.host)
+
     def arranged(self, keys: Arrangement) -> KeyPadding:
         """The same keys in arranged order.
 
