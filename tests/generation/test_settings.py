@@ -26,7 +26,7 @@ def test_resolving_is_done_once(method: str) -> None:
     asked = Settings("wan21_1.3b", method=method, budget=budget, device="cpu")
     found = asked.resolve()
     assert found.model == "wan-t2v-1.3b"  # another name of the same model is the same run
-    assert (found.height, found.width, found.num_frames, found.steps) == (480, 832, 81, 50)
+    assert (found.height, found.width, found.num_frames, found.steps) == (720, 1280, 69, 50)
     assert (found.device, found.dtype, found.budget) == ("cpu", "float32", budget or 1.0)
     again = Settings.from_dict(json.loads(json.dumps(found.to_dict()))).resolve()
     assert again == found

@@ -25,10 +25,11 @@ from jali.integration.models import registry
 from jali.integration.models.integrity import write_checksums
 from jali.integration.models.lora import LoraSource, lora_source
 from jali.integration.models.pipeline import generate_video, load_pipeline
+from jali.integration.models.psa import PSA_MODELS
 from jali.integration.models.registry import MODELS, matching, model_card
 from jali.integration.models.size import Strides, check_size, strides_of
 from jali.integration.modes import sparse_processor_mode
-from jali.presets import model_names, presets, read_file
+from jali.presets import load_preset, model_names, presets, read_file
 
 NAMES = tuple(checkpoints.BUILDERS)
 SIZES = {"wan2.2-ti2v-5b": (64, 96)}
@@ -646,11 +647,33 @@ def test_the_registry_and_the_presets_know_the_same_models() -> None:
     assert {preset.model for preset in presets()} == set(MODELS)
     assert set(model_names().values()) == set(MODELS)
     for alias, name in model_names().items():
-        assert model_card(alias) is model_card(alias.upper()) is MODELS[name]
+        assert model_card(alias) is model_card(alias.upper())
+        assert model_card(alias) is MODELS[name] or alias in PSA_MODELS
+        assert model_card(alias).name == name
     folder = Path(jali.__file__).parent / "presets" / "data"
     found = [model for file in folder.glob("*.yaml") for model in read_file(file) if model.aliases]
     names = [alias.lower() for model in found for alias in model.aliases]
     assert len(set(names)) == len(names)
+
+
+def test_psas_names_have_psas_defaults() -> None:
+    """Its names are names of the models' presets; only what PSA sets otherwise is otherwise."""
+    assert PSA_MODELS.keys() < model_names().keys()
+    for name, psa in PSA_MODELS.items():
+        card, own = model_card(name), MODELS[psa.model]
+        changed = {
+            f.name
+            for f in dataclasses.fields(card)
+            if getattr(card, f.name) != getattr(own, f.name)
+        }
+        assert changed == {key for key in psa.defaults if psa.defaults[key] != getattr(own, key)}
+        check_size(Strides(16, 16, 4), card.height, card.width, card.frames, card)
+    small = model_card("wan21_1.3b")
+    assert (small.height, small.width, small.frames) == (720, 1280, 69)
+    lora = model_card("cogvideo_5b_lora")
+    assert (lora.steps, lora.guidance.scale) == (4, 1.0)
+    assert load_preset(None, "cogvideo_5b_lora").name == "psa_4steps"
+    assert load_preset(None, "cogvideo_5b").name == "psa_balanced"
 
 
 def test_old_names_and_wrong_names() -> None:

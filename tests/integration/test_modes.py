@@ -181,6 +181,19 @@ class TestTold:
             assert part in lines[0]
         assert run.summary() in lines[0]
 
+    def test_a_run_without_a_sparse_step_is_warned_of_once(
+        self, pipe: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with jali.sparse_processor_mode(pipe, 0.3, warmup_frac=15):
+            tiny.generate(pipe, tiny.WAN_CALL)
+            tiny.generate(pipe, tiny.WAN_CALL)
+        model = tiny.wan_transformer(2)  # which cannot know how many steps there will be
+        with torch.no_grad(), jali.sparse_processor_mode(model, 0.3, warmup_frac=15):
+            model(torch.randn(1, 16, 3, 8, 8), torch.tensor([9.0]), torch.randn(1, 8, 32))
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warned) == 1
+        assert "nothing will be sparse: of 3 steps the schedule keeps the first 15" in warned[0]
+
     def test_stats_are_of_the_latest_generation(self, pipe: Any) -> None:
         with jali.sparse_processor_mode(pipe, 0.3, **SPARSE) as run:
             tiny.generate(pipe, tiny.WAN_CALL, steps=3)

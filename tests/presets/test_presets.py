@@ -346,6 +346,39 @@ def test_mask_modes(tmp_path: Path) -> None:
         load_14b(edited(tmp_path, mask_mode="energybound"))
 
 
+SKELETON = """
+ModelName:
+  default_attention: psa_balanced    # Default preset to use
+  video_scale:                       # Video dimension divisors
+    width_divisor: 16
+    height_divisor: 16
+    depth_divisor: 4
+  text_length: 226                   # Text token length (model-specific)
+  attention_configs:
+    preset_name:                     # e.g., psa_balanced, psa_4steps, baseline
+      type: psa                      # "psa" for sparse attention, "dense" for baseline
+      description: "..."
+"""
+
+
+def test_the_skeleton_of_psas_readme_has_psas_own_levels(tmp_path: Path) -> None:
+    path = write(tmp_path, SKELETON)
+    preset = load_preset("preset_name", "ModelName", path)
+    levels = {1: (0.0, 0.05), 2: (0.05, 0.15), 4: (0.15, 0.25), 8: (0.25, 0.5), 0: (0.5, 1.0)}
+    assert preset.method == Psa(levels, "thresholdbound", q_block=128, k_block=128)
+    assert [note.split()[0] for note in preset.notes] == ["use_sim_mask", "mask_ratios"]
+    # PSA refuses the default only when it is asked for.
+    with pytest.raises(
+        ValueError, match=r"has no preset 'psa_balanced' \(its default\); known: pre"
+    ):
+        load_preset(None, "ModelName", path)
+
+
+def test_a_type_is_of_any_case(tmp_path: Path) -> None:
+    assert load_14b(edited(tmp_path, type="PSA")).method == load_14b(edited(tmp_path)).method
+    assert load_14b(edited(tmp_path, type="Dense")).method == Dense()
+
+
 def test_the_other_reading_of_the_ranges(tmp_path: Path) -> None:
     method = bare(load_14b(edited(tmp_path, axis="step")).method)
     assert isinstance(method, Psa)
@@ -359,7 +392,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"block_size": {"m": 128, "k": 64}}, ".block_size has no key 'k'; known: m, n, tile_n"),
     ({"block_size": 128}, ".block_size must be a mapping"),
     ({"use_sim_mask": "yes"}, ".use_sim_mask must be true or false, got 'yes'"),
-    ({"mask_ratios": None}, "needs the key 'mask_ratios'"),
+    ({"mask_ratios": {}}, "mask_ratios is empty"),
     ({"mask_ratios": {1: [0.0]}}, ".mask_ratios.1 must be a list of 2"),
     ({"mask_ratios": {1: [0.0, "x"]}}, ".mask_ratios.1[1] must be a finite number, got 'x'"),
     ({"mask_ratios": {1: [0.0, 0.4], 2: [0.5, 0.6]}}, "starts at 0.5, but the level before it"),
@@ -394,7 +427,6 @@ def test_wrong_values_are_named_with_their_place(
         ("a: {attention_configs: {}}\na: {attention_configs: {}}", "line 2: the key 'a' is given"),
         ("some: {thing: 1}", "neither jali's format"),
         ("M: {attention_configs: {}, video_scal: {}}", "M has no key 'video_scal'; did you mean"),
-        ("M: {attention_configs: {}, default_attention: x}", "M.default_attention is 'x'"),
         ("M: {attention_configs: {}, video_scale: {width_divisor: 16}}", "needs the key 'height"),
         ("presets: {a: {method: entropie}}", ".presets.a.method is unknown: 'entropie'; did you"),
         ("model: m\npresets: {a: {method: psa, options: {n: 1}}}", "m.presets.a.options has no"),

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from jali.cli.options import NamesMethods
+from jali.cli.psa_command import as_psa
 
 # What an old flag becomes; its value, where it has one, follows.
 RENAMED: Mapping[str, str] = MappingProxyType(
@@ -66,4 +67,8 @@ class OldNames(NamesMethods):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = [name for param in self.params for name in (*param.opts, *param.secondary_opts)]
-        return super().parse_args(ctx, translate(args, known))
+        words = translate(args, known)
+        if "--preset" in known and "--help" not in words and not ctx.resilient_parsing:
+            usual = next(param.default for param in self.params if param.name == "model")
+            words = as_psa(args, words, str(usual))
+        return super().parse_args(ctx, words)

@@ -154,6 +154,7 @@ def attention(pipe: Any, settings: Settings) -> Iterator[Handle]:
 
         with replay_book(pipe, settings) as handle:
             handle.run.watch = PlanRecorder(handle.method)
+            handle.run.forewarned = True
             yield handle
         return
     preset, method = settings.find_preset(), settings.make_method()
@@ -162,6 +163,7 @@ def attention(pipe: Any, settings: Settings) -> Iterator[Handle]:
         # A file may say what grid its preset is for; the first call tells whether this is it.
         check = None if preset is None else lambda grid: preset.check(grid, size)
         handle.run.watch = PlanRecorder(handle.method, check)
+        handle.run.forewarned = True  # by the settings, before the weights were read
         yield handle
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -15,6 +16,8 @@ from jali.error import InputError
 if TYPE_CHECKING:
     from jali.methods import Method
     from jali.presets import Preset
+
+log = logging.getLogger("jali")
 
 ATTENTION, SIZE, PLACE = "Attention", "What is made", "Where and how it runs"
 COUNT = "a count of at least 1"
@@ -169,8 +172,8 @@ class Settings:
     def resolve(self, pipe: Any = None) -> Settings:
         """With every default filled in, so that equal runs have equal settings.
 
-        Whatever cannot be is refused here, before any weights are read. Device and precision are
-        those of a pipeline that is given.
+        Whatever cannot be is refused here, before any weights are read, and a run in which nothing
+        will be sparse is warned of. Device and precision are those of a pipeline that is given.
         """
         from jali.integration.models.checkpoint import choose_device, choose_dtype
         from jali.integration.models.registry import model_card
@@ -199,7 +202,20 @@ class Settings:
         }
         own: dict[str, Any] = {n: v for n, v in usual.items() if getattr(self, n) is None}
         own |= {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
-        return replace(self, model=card.name, **_describe(self, method), **own)
+        found = replace(self, model=card.name, **_describe(self, method), **own)
+        if self.attention is None:  # what was resolved before was told before
+            self._tell_before(method, int(found.steps or 0))
+        return found
+
+    def _tell_before(self, method: Method, steps: int) -> None:
+        """What to know before a run, as warnings."""
+        from jali.methods.schedule import why_never_sparse
+
+        preset = self.find_preset()
+        notes = [] if preset is None else [f"preset {preset.name}: {n}" for n in preset.notes]
+        for sentence in (*notes, why_never_sparse(method, steps)):
+            if sentence is not None:
+                log.warning("jali: %s", sentence)
 
     def make_method(self) -> Method:
         """The method with its schedule, exactly as it will run."""

@@ -95,6 +95,7 @@ class Clock:
     pipe: weakref.ReferenceType[Any] | None = None
     steps: int | None = None
     said: set[str] = field(default_factory=set)
+    knows_steps: bool = True  # False where they are counted as they come
     _timestep: float | None = None
     _step: int = 0
     _passes: int = 0
@@ -122,6 +123,7 @@ class Clock:
             self._step += 1
         if pipe is not None:
             self.say("steps are counted: this timestep is not one of the scheduler's")
+        self.knows_steps = self.steps is not None
         steps = max(self.steps or 0, self._step + 1)
         if self.steps is not None and steps > self.steps:
             self.say(f"more steps than the {self.steps} given as steps=")

@@ -23,6 +23,7 @@ from jali.integration.stats import CallRecord, Stats, first_not_finite, read_rec
 from jali.integration.stopwatch import RanAttention, Stopwatch, now
 from jali.integration.transformer import AttentionCall, RunTransformer, TransformerCall
 from jali.methods import Dense, FastestDense, Method
+from jali.methods.schedule import why_never_sparse
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
 from jali.presets import Preset
@@ -54,6 +55,7 @@ class Run:
     watch: Callable[[AttentionCall], None] | None = None  # shown every call that is not stock
     preset: Preset | None = None  # its statements about the grid are checked against every call
     unknown_masks: str = "raise"
+    forewarned: bool = False  # who made the run has said already that no step will be sparse
 
     def __post_init__(self) -> None:
         self.number = number_of(self)
@@ -86,6 +88,9 @@ class Run:
             self._restart()  # an interrupted run, or one without a pipeline, begins again
         if moment.step == 0:
             here.branches_begun.add(moment.branch)
+            never = why_never_sparse(self.method, moment.steps)
+            if never is not None and self.clock.knows_steps and not self.forewarned:
+                self._tell(never)
         if here.call is None:
             self._times.why_not = self._times.why_not or unseen_cache(here)
         boxes = here.family.geometry.boxes(numbers, tensors)

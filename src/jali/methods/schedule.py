@@ -71,6 +71,12 @@ class Schedule(Method):
             return f"layer {site.layer}"
         return self.inner.why_dense(site, tokens)
 
+    def is_dense_throughout(self, steps: int) -> bool:
+        """Whether not one of so many steps is sparse."""
+        first, last = (_count(some, steps) for some in (self.dense_steps, self.dense_last_steps))
+        inner = isinstance(self.inner, Schedule) and self.inner.is_dense_throughout(steps)
+        return first + last >= steps or inner
+
     def at(self, site: Site) -> Method:
         inner = self.inner.at(site)
         if not self.budgets:
@@ -115,6 +121,22 @@ class Schedule(Method):
 
     def with_budget(self, mean: float) -> Schedule:
         return replace(self, inner=self.inner.with_budget(mean), budgets=())
+
+
+def why_never_sparse(method: Method, steps: int) -> str | None:
+    """What to know before a run of so many steps in which a schedule leaves none sparse; None where
+    it leaves some."""
+    if not isinstance(method, Schedule) or not method.is_dense_throughout(steps):
+        return None
+    kept = [
+        f"the {which} {some:.0%}" if isinstance(some, float) else f"the {which} {some}"
+        for which, some in (("first", method.dense_steps), ("last", method.dense_last_steps))
+        if some
+    ]
+    return (
+        f"nothing will be sparse: of {steps} steps the schedule keeps {' and '.join(kept)} dense; "
+        f"take more steps, or fewer dense ones (warmup_frac=0.2, --warmup-frac 0.2)"
+    )
 
 
 def _count(steps: int | float, of: int) -> int:

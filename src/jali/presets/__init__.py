@@ -47,18 +47,19 @@ def load_preset(
     if config is not None:
         return _from_file(name, model, config)
     if model is not None:
-        return _shipped()[resolve_model(model)].get(name)
+        found = _shipped()[resolve_model(model)]
+        return found.get(found.default_under(model) if name is None else name)
     if name is None:
         raise ValueError("name a preset, or a model whose default one is meant")
     wanted = name.replace("-", "_")
-    found = [preset for preset in presets() if preset.name == wanted]
-    if not found:
+    same = [preset for preset in presets() if preset.name == wanted]
+    if not same:
         known = sorted({preset.name for preset in presets()})
         raise ValueError(f"unknown preset {name!r}{suggest(name, known)}")
-    if any(preset.method != found[0].method for preset in found):
-        models = ", ".join(str(preset.model) for preset in found)
+    if any(preset.method != same[0].method for preset in same):
+        models = ", ".join(str(preset.model) for preset in same)
         raise ValueError(f"preset {name!r} differs between models, so name one of: {models}")
-    return found[0] if len(found) == 1 else replace(found[0], model=None)
+    return same[0] if len(same) == 1 else replace(same[0], model=None)
 
 
 def resolve_model(name: str) -> str:
@@ -120,8 +121,10 @@ def _shipped() -> dict[str, ModelPresets]:
     found = {}
     for name in sorted(files.keys() - {"video", "image"}):
         own, shared = files[name], files[str(files[name].kind)]
-        of_kind = (replace(preset, model=name) for preset in shared.presets)
-        found[name] = replace(own, presets=(*own.presets, *of_kind))
+        of_kind = [p for p in shared.presets if p.name not in own.names()]
+        found[name] = replace(
+            own, presets=(*own.presets, *(replace(preset, model=name) for preset in of_kind))
+        )
     return found
 
 

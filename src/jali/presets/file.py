@@ -56,6 +56,7 @@ class PlainModel:
     aliases: tuple[str, ...] = ()
     kind: Literal["video", "image"] = ABSENT
     default: str = ABSENT
+    defaults: Mapping[str, str] = ABSENT
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def _read_model(data: Mapping[Any, Any], source: str) -> ModelPresets:
         for name, body in plain.presets.items()
     )
     section = plain.model or source
-    return ModelPresets(section, presets, plain.aliases, plain.kind, plain.default)
+    defaults = plain.defaults or {}
+    return ModelPresets(section, presets, plain.aliases, plain.kind, plain.default, defaults)
 
 
 def _read_preset(name: str, data: Any, model: str | None, path: str, source: str) -> Preset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jali.methods import Method
@@ -89,16 +90,22 @@ class Preset:
 
 @dataclass(frozen=True)
 class ModelPresets:
-    """The presets of one model: `section` is its name in the file."""
+    """The presets of one model: `section` is its name in the file. `defaults` are those of other
+    names, where they are not the `default`."""
 
     section: str
     presets: tuple[Preset, ...]
     aliases: tuple[str, ...] = ()
     kind: str | None = None
     default: str | None = None
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> tuple[str, ...]:
         return tuple(preset.name for preset in self.presets)
+
+    def default_under(self, name: str) -> str | None:
+        """The default preset of the model by this name of it."""
+        return self.defaults.get(name.lower(), self.default)
 
     def get(self, name: str | None) -> Preset:
         """By name, where - and _ are one; the default without one."""
@@ -110,4 +117,6 @@ class ModelPresets:
         for preset in self.presets:
             if preset.name.replace("-", "_") == wanted.replace("-", "_"):
                 return preset
-        raise ValueError(f"{self.section} has no preset {wanted!r}{suggest(wanted, self.names())}")
+        default = " (its default)" if name is None else ""
+        known = suggest(wanted, self.names())
+        raise ValueError(f"{self.section} has no preset {wanted!r}{default}{known}")

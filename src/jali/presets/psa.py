@@ -10,7 +10,15 @@ from jali.methods import Dense, Method, Psa, Schedule
 from jali.presets.preset import ModelPresets, Preset, VideoScale
 from jali.presets.schema import ABSENT, Count, errors_at, fail, read_object
 from jali.tokens.order import Gilbert, Order, Raster, Tiled
-from jali.value import suggest
+
+# What PSA's configuration has where a preset names no levels.
+LEVELS = {1: (0.0, 0.05), 2: (0.05, 0.15), 4: (0.15, 0.25), 8: (0.25, 0.5), 0: (0.5, 1.0)}
+# What was decided for want of a key.
+NOTES = {
+    "use_sim_mask": "use_sim_mask is not given: off, since no threshold was asked for by it",
+    "mask_ratios": "mask_ratios is not given: PSA's own, bounds 0.05, 0.15, 0.25, 0.5 at ratios "
+    "1, 2, 4, 8",
+}
 
 
 @dataclass(frozen=True)
@@ -90,35 +98,30 @@ def read_model(section: str, data: Mapping[Any, Any], source: str) -> ModelPrese
         _read_preset(name, body, section, model, source)
         for name, body in model.attention_configs.items()
     )
-    found = ModelPresets(section, presets, default=model.default_attention)
-    if found.default is not None and found.default not in found.names():
-        known = suggest(found.default, found.names())
-        fail(f"{section}.default_attention", f"is {found.default!r}{known}")
-    return found
+    # A default that the section lacks is refused when it is asked for, as there.
+    return ModelPresets(section, presets, default=model.default_attention)
 
 
 def _read_preset(name: str, data: Any, section: str, model: PsaModel, source: str) -> Preset:
     path = f"{section}.attention_configs.{name}"
+    if isinstance(data, Mapping) and isinstance(data.get("type"), str):
+        data = {**data, "type": data["type"].lower()}  # PSA takes any case
     plain: PsaPreset = read_object(PsaPreset, data, path)
     text = model.text_length if plain.text_length is None else plain.text_length
     found = Preset(name, section, Dense(), plain.description, source, model.video_scale, text)
     if plain.type == "dense":
         return found
-    notes: tuple[str, ...] = ()
-    if "use_sim_mask" not in data:
-        notes = ("use_sim_mask is not given: off, since no threshold was asked for by it",)
+    notes = tuple(note for key, note in NOTES.items() if key not in data)
     tile_n = plain.block_size.tile_n
     return replace(found, method=_method(plain, path), tile_n=tile_n, notes=notes)
 
 
 def _method(plain: PsaPreset, path: str) -> Method:
     """Dense first: a whole number of warm-up steps is a count, a fraction a share of them."""
-    if not plain.mask_ratios:
-        fail(path, "needs the key 'mask_ratios'")
     order = _order(plain, f"{path}.rearrange_method")
     with errors_at(path):
         psa = Psa(
-            mask_ratios=plain.mask_ratios,
+            mask_ratios=LEVELS if plain.mask_ratios is None else plain.mask_ratios,
             mode=plain.mask_mode.removesuffix("_newtype"),
             axis=plain.axis,
             importance=plain.importance,

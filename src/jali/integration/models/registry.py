@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
+from jali.integration.models.psa import PSA_MODELS
 from jali.presets import resolve_model
 from jali.value import suggest
 
@@ -200,12 +202,14 @@ MODELS: Mapping[str, ModelCard] = MappingProxyType({card.name: card for card in 
 
 def model_card(name: str | ModelCard) -> ModelCard:
     """By name, by one of its other names (its presets list them), or by its hub id; case does not
-    matter."""
+    matter. Under PSA's names a model has PSA's sizes, steps and guidance."""
     if isinstance(name, ModelCard):
         return name
     if not isinstance(name, str):
         raise TypeError(f"a model is a name of the registry, got {name!r}")
     wanted = name.lower()
+    if wanted in PSA_MODELS:
+        return _as_in_psa(wanted)
     for card in MODELS.values():
         if wanted in (card.name, str(card.hub).lower()):
             return card
@@ -213,6 +217,15 @@ def model_card(name: str | ModelCard) -> ModelCard:
         return MODELS[resolve_model(wanted)]
     except ValueError:
         raise ValueError(f"unknown model {name!r}{suggest(wanted, MODELS)}") from None
+
+
+@functools.cache
+def _as_in_psa(name: str) -> ModelCard:
+    psa = PSA_MODELS[name]
+    card, own = MODELS[psa.model], dict(psa.defaults)
+    if "guidance" in own:
+        own["guidance"] = replace(card.guidance, scale=own["guidance"])
+    return replace(card, **own)
 
 
 def matching(index: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[ModelCard, ...]:
