@@ -149,7 +149,8 @@ def test_every_number_of_the_table_is_on_the_page(comparison: Comparison) -> Non
 def test_the_page_carries_films_curves_sites_and_plans(comparison: Comparison, root: Path) -> None:
     page = render_page(comparison)
     data = data_of(page)
-    assert page.count("data:video/mp4;base64,") == 6
+    assert len(re.findall(r'id="film-\d-\d">data:video/mp4;base64,', page)) == 6
+    assert len(re.findall(r'id="difference-\d-[12]">data:video/mp4;base64,', page)) == 4
     clip = data["clips"][1]
     assert (clip["prompt"], clip["frames"]) == (example.PROMPTS[1], 13)
     pairs = json.loads((root / "psa" / "metrics.json").read_text())["pairs"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from jali.clips.source import open_source, to_uint8, video_library
 from jali.error import InputError
 from jali.files import WriteError, whole_file
 
-__all__ = ["Clip", "read_clip", "to_uint8", "write_lossless", "write_mp4"]
+__all__ = ["Clip", "encode_mp4", "read_clip", "to_uint8", "write_lossless", "write_mp4"]
 
 # Where neither the file nor the caller says.
 FPS = 24.0
@@ -54,6 +55,16 @@ def write_mp4(path: str | Path, frames: Tensor | Iterable[Tensor], fps: float) -
     _write(Path(path), frames, fps, _MP4)
 
 
+def encode_mp4(frames: Tensor | Iterable[Tensor], fps: float) -> bytes:
+    """An mp4 in memory, for pages that carry their films. The same frames give the same bytes."""
+    _check_fps(fps)
+    batches = [frames] if isinstance(frames, Tensor) else frames
+    file = io.BytesIO()
+    with video_library().open(file, "w", format=_MP4.container) as container:
+        _encode(container, batches, fps, _REPEATABLE, Path("an mp4 in memory"))
+    return file.getvalue()
+
+
 def write_lossless(path: str | Path, frames: Tensor | Iterable[Tensor], fps: float) -> None:
     """FFV1 in 8-bit RGB, in Matroska: `read_clip` gives back exactly the same frames.
 
@@ -72,6 +83,8 @@ class _Recipe:
 
 
 _MP4 = _Recipe("mp4", "libx264", "yuv420p", {"crf": "16", "preset": "medium"}, for_people=True)
+# x264 weighs blocks by what later frames take from them; that differs between runs in some builds.
+_REPEATABLE = replace(_MP4, options={**_MP4.options, "x264-params": "mbtree=0"})
 _LOSSLESS = _Recipe(
     "matroska", "ffv1", "bgr0",
     {"level": "3", "slices": "4", "slicecrc": "1", "g": "1"}, for_people=False,

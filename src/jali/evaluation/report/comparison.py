@@ -9,6 +9,7 @@ from typing import Any
 
 from jali.error import InputError
 from jali.evaluation.report.cost import read_sites
+from jali.evaluation.report.difference import Difference, read_difference
 from jali.evaluation.report.film import Film, read_film
 from jali.evaluation.report.measure import NO_METRICS, RunMetrics, read_metrics
 from jali.evaluation.report.run import (
@@ -27,14 +28,15 @@ Progress = Callable[[str], None]
 class Comparison:
     """Runs over the same clips, the reference first.
 
-    `films` and `sites` hold one entry per clip, in it one per run; `metrics` one per run, empty
-    for the reference.
+    `films`, `sites` and `differences` hold one entry per clip, in it one per run (the reference
+    differs from itself in nothing: None); `metrics` one per run, empty for the reference.
     """
 
     runs: tuple[ComparedRun, ...]
     clips: tuple[str, ...]
     films: Mapping[str, tuple[Film, ...]]
     sites: Mapping[str, tuple[Mapping[str, Any] | None, ...]]
+    differences: Mapping[str, tuple[Difference | None, ...]]
     metrics: tuple[RunMetrics, ...]
     notes: tuple[str, ...]
 
@@ -83,19 +85,25 @@ def read_comparison(
     clips = _shared_clips(runs, limit, notes)
     films: dict[str, tuple[Film, ...]] = {}
     sites: dict[str, tuple[Mapping[str, Any] | None, ...]] = {}
+    differences: dict[str, tuple[Difference | None, ...]] = {}
     for clip in clips:
         progress(f"reading {clip}")
         each = [run.clips[clip] for run in runs]
         films[clip] = tuple(read_film(one.video, one.facts.get("fps")) for one in each)
         _check_sizes(each, films[clip])
         sites[clip] = tuple(None if one.sites is None else read_sites(one.sites) for one in each)
+        first, fps = each[0].exact, films[clip][0].fps
+        apart = (read_difference(first, one.exact, fps) for one in each[1:])
+        differences[clip] = (None, *apart)
     lengths = {clip: films[clip][0].frames for clip in clips}
     found = [NO_METRICS]
     for run in runs[1:]:
         progress(f"metrics of {run.name}")
         found.append(read_metrics(runs[0], run, lengths, metrics, notes))
     notes.extend(_remarks(runs, found))
-    return Comparison(tuple(runs), tuple(clips), films, sites, tuple(found), tuple(notes))
+    return Comparison(
+        tuple(runs), tuple(clips), films, sites, differences, tuple(found), tuple(notes)
+    )
 
 
 def _shared_clips(runs: Sequence[ComparedRun], limit: int | None, notes: list[str]) -> list[str]:

@@ -6,7 +6,6 @@ Every frame is decoded once, so that a damaged file is found here rather than in
 from __future__ import annotations
 
 import base64
-import tempfile
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from jali.clips.clip import FPS, write_mp4
+from jali.clips.clip import FPS, encode_mp4
 from jali.clips.source import open_source, video_library
 from jali.error import InputError
 
@@ -54,17 +53,14 @@ def read_film(path: Path, fps: float | None = None) -> Film:
             count += len(batch.frames)
             yield batch.frames
 
-    with tempfile.TemporaryDirectory(prefix="jali-compare-") as folder:
-        played = path
-        if kind is None:
-            kind, played = "video/mp4", Path(folder) / "clip.mp4"
-            write_mp4(played, frames(), rate)
-        else:
-            deque(frames(), maxlen=0)
-        try:
-            data = played.read_bytes()
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    if kind is None:
+        data = encode_mp4(frames(), rate)
+        return Film(data, "video/mp4", count, source.height, source.width, rate)
+    deque(frames(), maxlen=0)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     return Film(data, kind, count, source.height, source.width, rate)
 
 

@@ -20,7 +20,7 @@ const count = data.runs.length;
 
 /* What is being looked at; everything below draws from it. */
 const at = { clip: 0, view: "side", left: 0, right: Math.min(1, count - 1), frame: 0, hover: null,
-  playing: false, rate: 1, run: -1, branch: -1, layer: 0, step: 0, head: 0, plan: 0 };
+  playing: false, rate: 1, run: -1, branch: -1, layer: 0, step: -1, head: 0, plan: 0 };
 const clip = () => data.clips[at.clip];
 
 /* ---- a line of buttons of which one is chosen, as the keyboard expects it ---- */
@@ -56,14 +56,22 @@ function showTip(text, event) {
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
   tip.style.left = `${clamp(event.clientX + 14, 4, innerWidth - box.width - 4)}px`;
-  tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
+  // Below the pointer; above a finger, which would hide it.
+  const above = event.pointerType === "touch" ? event.clientY > box.height + 28 : event.clientY + 18 + box.height > innerHeight;
+  tip.style.top = `${above ? event.clientY - box.height - (event.pointerType === "touch" ? 24 : 10) : event.clientY + 18}px`;
 }
 addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+addEventListener("pointerdown", () => { tip.hidden = true; }, { capture: true });
+/* What a pointer over an element asks for, a finger asks for by a tap; that answer stays. */
+function answer(element, textAt) {
+  for (const kind of ["pointermove", "pointerdown"]) element.addEventListener(kind, event => showTip(textAt(event), event));
+  element.addEventListener("pointerleave", event => { if (event.pointerType !== "touch") showTip("", event); });
+}
 
 /* ---- films: decoded from the page when they are first watched ---- */
 const urls = new Map();
-function filmUrl(index, run) {
-  const key = `film-${index}-${run}`;
+function filmUrl(index, run, kind = "film") {
+  const key = `${kind}-${index}-${run}`;
   if (!urls.has(key)) {
     const [head, body] = $(key).textContent.split(",", 2);
     const bytes = Uint8Array.from(atob(body), c => c.charCodeAt(0));
@@ -84,7 +92,10 @@ const figures = data.runs.map((name, run) => {
   return { figure, video, value };
 });
 const videos = figures.map(each => each.video);
-const difference = make("canvas", { role: "img", "aria-label": "Difference of the two clips" });
+/* Its film is never seen itself: it is drawn, as bright as asked. */
+const apart = make("video", { muted: true, playsinline: true, preload: "auto" });
+apart.muted = true;
+const difference = make("canvas", { role: "img", "aria-label": "Difference from the reference" });
 const differenceValue = make("span", { class: "value" });
 stage.append(make("figure", { class: "canvas" }, difference,
   make("figcaption", {}, make("span", { class: "who", text: "difference" }), differenceValue)));
@@ -100,7 +111,12 @@ wipe.addEventListener("keydown", event => {
 });
 
 const shown = () => at.view === "side" ? videos.map((_, run) => run) : [at.left, at.right];
+const films = () => at.view === "difference" ? [...videos, apart] : videos;
 function arrange() {
+  const against = at.view === "difference";
+  if (against && at.left) Object.assign(at, { left: 0, right: at.right || at.left });
+  for (const side of ["left", "right"]) $(side).value = at[side];
+  $("left-label").hidden = $("right").options[0].disabled = against;
   stage.dataset.view = at.view;
   $("pair").hidden = at.view === "side";
   $("gain-label").hidden = at.view !== "difference";
@@ -110,56 +126,60 @@ function arrange() {
     figure.classList.toggle("left-side", at.view !== "side" && run === at.left);
     figure.classList.toggle("right-side", at.view !== "side" && run === at.right);
   });
+  loadDifference();
+}
+async function loadDifference() {
+  if (at.view !== "difference") return apart.pause();
+  const key = `${at.clip}-${at.right}`;
+  if (apart.dataset.key !== key) {
+    apart.dataset.key = key;
+    const loaded = new Promise(done => { for (const event of ["loadeddata", "error"]) apart.addEventListener(event, done, { once: true }); });
+    apart.src = filmUrl(at.clip, at.right, "difference");
+    await loaded;
+  }
+  if (at.playing) await align();
+  else apart.currentTime = middle(count, at.frame);
   drawDifference();
 }
 function choosePair(side, run) {
   const other = side === "left" ? "right" : "left";
   if (at[other] === run) at[other] = at[side];
   at[side] = run;
-  $("left").value = at.left;
-  $("right").value = at.right;
   arrange();
 }
 for (const side of ["left", "right"]) {
   $(side).append(...data.runs.map((name, run) => make("option", { value: run, text: name })));
-  $(side).value = at[side];
   $(side).addEventListener("change", () => choosePair(side, +$(side).value));
 }
-segments($("views"), button => { at.view = button.dataset.view; arrange(); });
+segments($("views"), button => {
+  at.view = button.dataset.view;
+  arrange();
+  if (at.view !== "side") document.querySelector(".player").scrollIntoView({ block: "nearest" });
+});
 
 const brush = difference.getContext("2d", { willReadFrequently: true });
-const other = make("canvas").getContext("2d", { willReadFrequently: true });
 function drawDifference() {
   if (at.view !== "difference") return;
   const { width, height } = clip();
-  for (const context of [brush, other]) {
-    if (context.canvas.width !== width) context.canvas.width = width;
-    if (context.canvas.height !== height) context.canvas.height = height;
-  }
-  if (videos[at.left].readyState < 2 || videos[at.right].readyState < 2) return;
-  brush.drawImage(videos[at.left], 0, 0, width, height);
-  other.drawImage(videos[at.right], 0, 0, width, height);
-  const a = brush.getImageData(0, 0, width, height);
-  const b = other.getImageData(0, 0, width, height).data;
-  const gain = +$("gain").value;
-  let sum = 0;
-  for (let i = 0; i < b.length; i += 4) {
-    for (let c = i; c < i + 3; c++) {
-      const d = Math.abs(a.data[c] - b[c]);
-      sum += d;
-      a.data[c] = d * gain;
-    }
-  }
-  brush.putImageData(a, 0, 0);
-  differenceValue.textContent = `mean ${(sum / (b.length * 0.75)).toFixed(2)} of 255, ×${gain}`;
+  if (difference.width !== width) difference.width = width;
+  if (difference.height !== height) difference.height = height;
+  if (apart.readyState < 2) return;
+  brush.drawImage(apart, 0, 0, width, height);
+  const picture = brush.getImageData(0, 0, width, height), pixels = picture.data;
+  const gain = +$("gain").value, { means, lossy } = clip().runs[at.right].difference;
+  // The film holds square roots.
+  for (let i = 0; i < pixels.length; i += 4) pixels[i] = pixels[i + 1] = pixels[i + 2] = pixels[i + 1] ** 2 / 255 * gain;
+  brush.putImageData(picture, 0, 0);
+  difference.dataset.frame = Math.floor(apart.currentTime * fps(count));
+  differenceValue.textContent = `mean ${means[at.frame].toFixed(2)} of 255${lossy ? ", codec included" : ""}`;
 }
 $("gain").addEventListener("input", () => { $("gain-value").textContent = `×${$("gain").value}`; drawDifference(); });
-for (const video of videos) for (const event of ["seeked", "loadeddata"]) video.addEventListener(event, drawDifference);
+for (const event of ["seeked", "loadeddata"]) apart.addEventListener(event, drawDifference);
 
 /* ---- one time line for all films. The first leads; the others keep step with it. ---- */
-const fps = run => clip().runs[run].fps;
+const fps = run => clip().runs[run % count].fps;  // the difference has the pace of the reference
 const middle = (run, frame) => (frame + 0.5) / fps(run);
-const seekAll = frame => Promise.all(videos.map((video, run) => new Promise(done => {
+const seekAll = frame => Promise.all(films().map((video, run) => new Promise(done => {
   if (video.readyState < 1) return done();
   video.addEventListener("seeked", done, { once: true });
   video.currentTime = middle(run, frame);
@@ -183,20 +203,20 @@ async function play() {
 function pause() {
   if (!at.playing) return;
   at.playing = false;
-  for (const video of videos) video.pause();
+  for (const video of films()) video.pause();
   drawPlay();
 }
 async function follow() {
   if (!at.playing) return;
   const position = videos[0].currentTime * fps(0);
-  const ahead = videos.map((video, run) => video.currentTime * fps(run) - position);
+  const ahead = films().map((video, run) => video.currentTime * fps(run) - position);
   const over = videos[0].ended || position >= clip().frames - 0.05;
   at.frame = over ? 0 : clamp(Math.floor(position), 0, clip().frames - 1);
   if (over || (performance.now() - aligned > 400 && ahead.some(frames => Math.abs(frames) > 0.75))) {
     await align();
   } else {
     // Small differences are made up for by playing a little faster or slower.
-    videos.forEach((video, run) => {
+    films().forEach((video, run) => {
       video.playbackRate = pace(run, Math.abs(ahead[run]) > 0.1 ? clamp(1 - ahead[run] * 0.5, 0.5, 2) : 1);
     });
   }
@@ -207,11 +227,11 @@ async function follow() {
 /* One that cannot keep up stops the others too: better to stutter than to compare unlike frames. */
 let aligned = 0;
 async function align() {
-  for (const video of videos) video.pause();
+  for (const video of films()) video.pause();
   await seekAll(at.frame);
   if (!at.playing) return;
-  videos.forEach((video, run) => { video.playbackRate = pace(run); });
-  await Promise.allSettled(videos.map(video => video.play()));
+  films().forEach((video, run) => { video.playbackRate = pace(run); });
+  await Promise.allSettled(films().map(video => video.play()));
   aligned = performance.now();
 }
 const PLAY = "M4 2.5v11l9.5-5.5z", PAUSE = "M3.5 2.5h3v11h-3zM9.5 2.5h3v11h-3z";
@@ -271,10 +291,7 @@ function drawCurves() {
     });
     const box = make("div", { class: "curve-box", role: "img", "aria-label": `${metric.title} per frame, from ${readable(metric, low)} to ${readable(metric, high)}` });
     box.innerHTML = `<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true"><line x1="0" x2="100" y1="${y(high)}" y2="${y(high)}"/><line x1="0" x2="100" y1="${y(low)}" y2="${y(low)}"/>${paths.join("")}</svg>`;
-    if (finite.length) {
-      box.append(make("span", { style: `top:calc(${y(high)}% - 5px)`, text: high.toFixed(Math.min(metric.digits, 3)) }),
-        make("span", { style: `top:calc(${y(low)}% - 5px)`, text: low.toFixed(Math.min(metric.digits, 3)) }));
-    }
+    for (const end of finite.length ? new Set([high, low]) : []) box.append(make("span", { style: `top:${y(end)}%`, text: readable(metric, end) }));
     const cursor = make("i"), ghost = make("i", { class: "hover", hidden: true });
     box.append(ghost, cursor);
     const output = make("output");
@@ -310,16 +327,15 @@ function drawCursors() {
 }
 
 /* ---- which clip ---- */
-const LONG = 64;
-const shorter = text => text.length > LONG ? `${text.slice(0, LONG - 4).replace(/\s+\S*$/, "")} …` : text;
-$("clip").append(...data.clips.map((each, index) => make("option", { value: index, text: each.prompt ? `${index + 1}. ${shorter(each.prompt)}` : each.name })));
+$("clip").append(...data.clips.map((each, index) => make("option", { value: index, text: each.prompt ? `${index + 1}. ${each.prompt}` : each.name })));
 async function chooseClip(index) {
   pause();
   at.clip = (index + data.clips.length) % data.clips.length;
   at.frame = 0;
   at.hover = null;
   $("clip").value = at.clip;
-  $("prompt-text").textContent = clip().prompt.length > LONG ? clip().prompt : "";
+  $("clip-name").textContent = `Clip ${at.clip + 1} of ${data.clips.length} ▾`;
+  $("prompt-text").textContent = clip().prompt || clip().name;
   stage.style.setProperty("--aspect", `${clip().width} / ${clip().height}`);
   stage.style.setProperty("--ratio", clip().width / clip().height);
   time.max = clip().frames - 1;
@@ -330,14 +346,13 @@ async function chooseClip(index) {
   drawCurves();
   drawSites();
   drawTime();
-  await Promise.all(ready);
+  await Promise.all([...ready, loadDifference()]);
   await seekAll(at.frame);
   document.body.dataset.ready = at.clip;
 }
 $("clip").addEventListener("change", () => chooseClip(+$("clip").value));
 $("previous").addEventListener("click", () => chooseClip(at.clip - 1));
 $("next").addEventListener("click", () => chooseClip(at.clip + 1));
-if (data.clips.length < 2) $("previous").hidden = $("next").hidden = true;
 document.addEventListener("click", event => {
   const link = event.target.closest("[data-clip]");
   if (!link) return;
@@ -345,7 +360,7 @@ document.addEventListener("click", event => {
   $("watch").scrollIntoView({ block: "start" });
 });
 
-/* ---- cost: layer × step, and layer × head of one step ---- */
+/* ---- cost: layer × head of one step or, as step -1, of all that ran sparse; and layer × step ---- */
 const STOPS = {
   light: [[238, 244, 240], [158, 208, 197], [62, 154, 151], [20, 92, 112], [12, 42, 70]],
   dark: [[30, 36, 46], [28, 74, 92], [40, 136, 138], [118, 192, 172], [206, 224, 190]],
@@ -360,6 +375,7 @@ const withSites = () => clip().runs.map((run, index) => run.sites && run.sites.r
 const mean = values => values.reduce((sum, value) => sum + value, 0) / values.length;
 let cells = new Map();
 const rowsAt = (layer, step) => cells.get(layer * 4096 + step) || [];
+const stepName = step => step < 0 ? "all sparse steps" : `step ${step}`;
 function site(layer, step) {
   const rows = rowsAt(layer, step);
   if (!rows.length) return null;
@@ -382,17 +398,23 @@ function drawSites() {
   $("branch").replaceChildren(make("option", { value: -1, text: "all" }), ...names.map((name, index) => make("option", { value: index, text: name })));
   $("branch").value = at.branch;
   $("branch").parentElement.hidden = names.length < 2;
+  $("step").replaceChildren(make("option", { value: -1, text: stepName(-1) }), ...Array.from({ length: sites().steps }, (_, step) => make("option", { value: step, text: step })));
   cells = new Map();
-  for (const row of sites().rows) {
-    if (at.branch >= 0 && row[2] !== at.branch) continue;
-    const key = row[0] * 4096 + row[1];
+  const put = (row, step) => {
+    const key = row[0] * 4096 + step;
     cells.get(key)?.push(row) ?? cells.set(key, [row]);
+  };
+  const rows = sites().rows.filter(row => at.branch < 0 || row[2] === at.branch);
+  const sparseLayers = new Set(rows.filter(row => row[4] < 0).map(row => row[0]));
+  for (const row of rows) {
+    put(row, row[1]);
+    if (row[4] < 0 || !sparseLayers.has(row[0])) put(row, -1);
   }
   at.layer = Math.min(at.layer, sites().layers - 1);
   at.step = Math.min(at.step, sites().steps - 1);
   at.head = Math.min(at.head, sites().heads - 1);
   const plan = sites().plans[0];
-  if (plan && !rowsAt(at.layer, at.step).some(row => row[4] < 0)) { at.layer = plan.layer; at.step = plan.step; at.head = plan.head; }
+  if (plan && !rowsAt(at.layer, at.step).some(row => row[4] < 0)) { at.layer = plan.layer; at.step = -1; at.head = plan.head; }
   drawMaps();
   drawHeads();
   drawPlans();
@@ -435,7 +457,7 @@ function heatmap(canvas, columns, valueAt, chosen, marked) {
   }
   context.strokeStyle = css("--run-2");
   context.lineWidth = 2;
-  if (chosen[1] != null) context.strokeRect(MARGIN.left + chosen[1] * w - 0.5, chosen[0] * h - 0.5, w - gap + 1, h - gap + 1);
+  if (chosen[1] >= 0) context.strokeRect(MARGIN.left + chosen[1] * w - 0.5, chosen[0] * h - 0.5, w - gap + 1, h - gap + 1);
   context.fillStyle = css("--muted");
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
@@ -450,47 +472,48 @@ function heatmap(canvas, columns, valueAt, chosen, marked) {
     return column >= 0 && column < columns && layer >= 0 && layer < layers ? [layer, column] : null;
   };
 }
-const hasPlan = (layer, step, head) => sites().plans.some(plan => plan.layer === layer && plan.step === step && (head == null || plan.head === head));
+const ofSite = (plan, layer, step) => plan.layer === layer && (step < 0 || plan.step === step);
+const hasPlan = (layer, step, head) => sites().plans.some(plan => ofSite(plan, layer, step) && (head == null || plan.head === head));
 function drawMaps() {
   heatmap($("map-steps"), sites().steps, (layer, step) => { const s = site(layer, step); return s && { value: s.cost, dense: s.dense }; }, [at.layer, at.step], (layer, step) => hasPlan(layer, step));
   heatmap($("map-heads"), sites().heads, (layer, head) => { const s = site(layer, at.step); return s && s.heads.length > head ? { value: s.heads[head], dense: s.dense } : null; }, [at.layer, at.head], (layer, head) => hasPlan(layer, at.step, head));
   const name = data.runs[at.run];
   $("map-steps").setAttribute("aria-label", `Cost by layer and step of ${name}; arrow keys choose`);
-  $("map-heads").setAttribute("aria-label", `Cost by layer and head of ${name} at step ${at.step}; arrow keys choose`);
-  $("map-step-name").textContent = `step ${at.step}`;
+  $("map-heads").setAttribute("aria-label", `Cost by layer and head of ${name}, ${stepName(at.step)}; arrow keys choose`);
+  $("map-step-name").textContent = stepName(at.step);
+  $("step").value = at.step;
   const scale = $("scale").getContext("2d");
   for (let i = 0; i < 256; i++) { scale.fillStyle = shade(i / 255); scale.fillRect(i, 0, 1, 10); }
   const s = site(at.layer, at.step);
   const said = $("site");
-  if (!s) { said.textContent = `layer ${at.layer}, step ${at.step}: no call`; return; }
+  const where = `layer ${at.layer}, ${stepName(at.step)}`;
+  if (!s) { said.textContent = `${where}: no call`; return; }
   const range = s.heads.length ? `, heads ${Math.min(...s.heads).toFixed(2)} to ${Math.max(...s.heads).toFixed(2)}, head ${at.head}: ${s.heads[at.head].toFixed(3)}` : "";
-  said.replaceChildren(make("b", { text: `layer ${at.layer}, step ${at.step}: cost ${s.cost.toFixed(3)}` }), `${range} `,
+  said.replaceChildren(make("b", { text: `${where}: cost ${s.cost.toFixed(3)}` }), `${range} `,
     make("small", { text: `${s.backends.join(", ")}${s.reasons.length ? `; dense: ${s.reasons.join(", ")}` : ""}` }));
 }
 function chooseSite(change) {
   Object.assign(at, change);
   at.layer = clamp(at.layer, 0, sites().layers - 1);
-  at.step = clamp(at.step, 0, sites().steps - 1);
+  at.step = clamp(at.step, -1, sites().steps - 1);
   at.head = clamp(at.head, 0, sites().heads - 1);
   drawMaps();
-  const fits = plan => plan.layer === at.layer && plan.step === at.step;
+  const fits = plan => ofSite(plan, at.layer, at.step);
   let plan = sites().plans.findIndex(each => fits(each) && each.head === at.head);
   if (plan < 0) plan = sites().plans.findIndex(fits);
   if (plan >= 0 && plan !== at.plan) { at.plan = plan; drawPlans(); }
 }
 for (const [id, key] of [["map-steps", "step"], ["map-heads", "head"]]) {
   const canvas = $(id);
-  canvas.addEventListener("pointermove", event => {
-    const cell = canvas.cellAt?.(event);
-    const s = cell && site(cell[0], key === "step" ? cell[1] : at.step);
-    if (!s) return showTip("", event);
-    const value = key === "step" ? s.cost : s.heads[cell[1]];
-    if (value == null) return showTip("", event);
-    const why = s.reasons.length ? `\ndense: ${s.reasons.join(", ")}` : "";
-    const planned = hasPlan(cell[0], key === "step" ? cell[1] : at.step, key === "step" ? null : cell[1]) ? "\nits plan is below" : "";
-    showTip(`layer ${cell[0]}, ${key} ${cell[1]}\ncost ${value.toFixed(3)}${why}${planned}`, event);
+  answer(canvas, event => {
+    const cell = canvas.cellAt?.(event), step = key === "step" ? cell?.[1] : at.step;
+    const s = cell && site(cell[0], step);
+    const value = s && (key === "step" ? s.cost : s.heads[cell[1]]);
+    if (value == null) return "";
+    const when = key === "step" ? "" : `, ${stepName(step)}`, why = s.reasons.length ? `\ndense: ${s.reasons.join(", ")}` : "";
+    const planned = hasPlan(cell[0], step, key === "step" ? null : cell[1]) ? "\nits plan is below" : "";
+    return `layer ${cell[0]}, ${key} ${cell[1]}${when}\ncost ${value.toFixed(3)}${why}${planned}`;
   });
-  canvas.addEventListener("pointerleave", event => showTip("", event));
   canvas.addEventListener("click", event => {
     const cell = canvas.cellAt?.(event);
     if (cell) chooseSite({ layer: cell[0], [key]: cell[1] });
@@ -505,6 +528,7 @@ for (const [id, key] of [["map-steps", "step"], ["map-heads", "head"]]) {
 }
 segments($("site-runs"), button => { at.run = +button.dataset.run; at.plan = 0; drawSites(); });
 $("branch").addEventListener("change", () => { at.branch = +$("branch").value; drawSites(); });
+$("step").addEventListener("change", () => chooseSite({ step: +$("step").value }));
 
 /* ---- what each head was given ---- */
 function drawHeads() {
@@ -520,16 +544,18 @@ function drawHeads() {
   if (!given.size) return;
   const asked = clip().runs[at.run].budget, top = Math.max(asked || 0, ...[...given.values()].flat());
   const high = Math.min(1, Math.ceil(top * 10 + 0.5) / 10);
-  const narrow = innerWidth < 700, W = narrow ? 400 : 1000, H = narrow ? 260 : 300, left = 34, bottom = 30;
-  const x = (layer, head) => left + (W - left) / layers * (layer + 0.5 + (heads > 1 ? (head / (heads - 1) - 0.5) * 0.62 : 0));
+  // In the page's own pixels, so that words keep their size; what is asked is said beside its line.
+  const W = $("head-plot").clientWidth, H = 290, left = 30, right = asked == null ? 0 : 66, bottom = 42;
+  const wide = (W - left - right) / layers;
+  const x = (layer, head) => left + wide * (layer + 0.5 + (heads > 1 ? (head / (heads - 1) - 0.5) * 0.62 : 0));
   const y = value => 8 + (H - bottom - 8) * (1 - value / high);
   const parts = [];
-  for (let tick = 0; tick <= high + 1e-9; tick += high > 0.6 ? 0.2 : 0.1) parts.push(`<line class="grid" x1="${left}" x2="${W}" y1="${y(tick)}" y2="${y(tick)}"/><text x="${left - 6}" y="${y(tick) + 4}" text-anchor="end">${tick.toFixed(1)}</text>`);
-  const every = Math.ceil(layers / (narrow ? 12 : 30));
-  for (let layer = 0; layer < layers; layer += every) parts.push(`<text x="${x(layer, (heads - 1) / 2)}" y="${H - 10}" text-anchor="middle">${layer}</text>`);
-  parts.push(`<text x="${left}" y="${H - 10}" text-anchor="end">layer</text>`);
-  if (asked != null) parts.push(`<line class="asked" x1="${left}" x2="${W}" y1="${y(asked)}" y2="${y(asked)}"/><text x="${left + 4}" y="${y(asked) - 5}" text-anchor="start">asked ${asked}</text>`);
-  const colour = `var(--run-${at.run % 6})`, slot = (W - left) / layers / heads * 0.62, radius = clamp(slot * 0.45, 2.2, 5);
+  for (let tick = 0; tick <= high + 1e-9; tick += high > 0.6 ? 0.2 : 0.1) parts.push(`<line class="grid" x1="${left}" x2="${W - right}" y1="${y(tick)}" y2="${y(tick)}"/><text x="${left - 6}" y="${y(tick) + 4}" text-anchor="end">${tick.toFixed(1)}</text>`);
+  const every = Math.ceil(24 / wide);
+  for (let layer = 0; layer < layers; layer += every) parts.push(`<text x="${x(layer, (heads - 1) / 2)}" y="${H - bottom + 16}" text-anchor="middle">${layer}</text>`);
+  parts.push(`<text x="${left + wide * layers / 2}" y="${H - 8}" text-anchor="middle">layer</text>`);
+  if (asked != null) parts.push(`<line class="asked" x1="${left}" x2="${W - right}" y1="${y(asked)}" y2="${y(asked)}"/><text x="${W - right + 6}" y="${y(asked) + 4}" text-anchor="start">asked ${asked}</text>`);
+  const colour = `var(--run-${at.run % 6})`, slot = wide / heads * 0.62, radius = clamp(slot * 0.45, 2.2, 5);
   for (const [key, values] of given) {
     const layer = Math.floor(key / 4096), head = key % 4096, px = x(layer, head), middle = mean(values);
     const said = `layer ${layer}, head ${head}\nmean ${middle.toFixed(3)}, from ${Math.min(...values).toFixed(3)} to ${Math.max(...values).toFixed(3)}`;
@@ -537,8 +563,7 @@ function drawHeads() {
   }
   $("head-plot").innerHTML = `<svg viewBox="0 0 ${W} ${H}" class="${slot < 6 ? "crowded" : ""}" role="img" aria-label="Mean cost of each head by layer">${parts.join("")}</svg>`;
 }
-$("head-plot").addEventListener("pointermove", event => showTip(event.target.closest("[data-tip]")?.dataset.tip, event));
-$("head-plot").addEventListener("pointerleave", event => showTip("", event));
+answer($("head-plot"), event => event.target.closest("[data-tip]")?.dataset.tip);
 
 /* ---- plans over the frames they attend to ---- */
 const TINTS = { 0: "rgb(9 11 16 / .8)", 2: "rgb(36 190 160 / .34)", 4: "rgb(52 110 232 / .44)", 8: "rgb(118 60 190 / .52)" };
@@ -624,14 +649,13 @@ async function drawPlans() {
     const share = `${Math.round(work / (H * W) * 100)} %`;
     canvas.setAttribute("aria-label", `Latent frame ${t}: ${share} of dense work${asks ? ", holds the query block" : ""}`);
     const button = make("button", { type: "button", "data-frame": frames[t] }, canvas, make("span", {}, make("b", { text: asks ? `frame ${t}, asks` : `frame ${t}` }), share));
-    canvas.addEventListener("pointermove", event => {
+    answer(canvas, event => {
       const area = canvas.getBoundingClientRect();
       const column = clamp(Math.floor((event.clientX - area.left) / area.width * W), 0, W - 1);
       const row = clamp(Math.floor((event.clientY - area.top) / area.height * H), 0, H - 1);
       const token = (t * H + row) * W + column;
-      showTip(`latent frame ${t}, row ${row}, column ${column}\n${WORDS[levels[token]] || `level ${levels[token]}`}${own[token] ? ", asks" : ""}`, event);
+      return `latent frame ${t}, row ${row}, column ${column}\n${WORDS[levels[token]] || `level ${levels[token]}`}${own[token] ? ", asks" : ""}`;
     });
-    canvas.addEventListener("pointerleave", event => showTip("", event));
     button.addEventListener("click", () => go(frames[t]));
     return { button, frame: frames[t] };
   });

@@ -122,11 +122,13 @@ def _number(value: float, digits: int | None) -> str:
 
 
 def _spread(found: Interval, digits: int | None) -> str:
-    """How far a mean can be trusted: its interval or, of two values, both of them."""
-    if found.low is not None and found.high is not None:
-        return f"{_number(found.low, digits)} – {_number(found.high, digits)}"
-    values = dict.fromkeys(_number(value, digits) for value in found.values)
-    return ", ".join(values) if len(values) > 1 else ""
+    """How far a mean can be trusted: its interval or, of two values, both of them.
+
+    Nothing where they are all the same as far as the digits go.
+    """
+    ends = found.values if found.low is None or found.high is None else (found.low, found.high)
+    said = dict.fromkeys(_number(end, digits) for end in ends)
+    return (", " if found.values else " – ").join(said) if len(said) > 1 else ""
 
 
 def _fold(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], bool]]:
@@ -173,9 +175,15 @@ def _clip_data(comparison: Comparison, clip: str) -> dict[str, Any]:
                     for name, curve in metrics.clips.get(clip, {}).items()
                 },
                 "sites": sites,
+                "difference": apart and {"means": apart.means, "lossy": apart.lossy},
             }
-            for run, film, metrics, sites in zip(
-                comparison.runs, films, comparison.metrics, comparison.sites[clip], strict=True
+            for run, film, metrics, sites, apart in zip(
+                comparison.runs,
+                films,
+                comparison.metrics,
+                comparison.sites[clip],
+                comparison.differences[clip],
+                strict=True,
             )
         ],
     }
