@@ -29,7 +29,9 @@ from jali.files import (
     file_digest,
     lock,
     make_folder,
+    path_inside,
     read_json,
+    read_text,
     whole_file,
     write_bytes,
     write_json,
@@ -123,8 +125,44 @@ def test_killed_in_the_middle_the_old_file_stays(old: Path) -> None:
     assert old.read_text() == "old"
     left = [name for name in os.listdir(old.parent) if name != old.name]
     assert [name.startswith(f".{old.name}.") and name.endswith(".part") for name in left] == [True]
-    write_text(old, "new")  # and nothing is in the way of the next one
+    write_text(old, "new")  # the next one clears it away
     assert old.read_text() == "new"
+    assert os.listdir(old.parent) == [old.name]
+
+
+def test_what_others_are_writing_stays(old: Path) -> None:
+    strange = [f".{old.name}.part", f".{old.name}.mine.part", f".{old.name}x.01234567.part"]
+    for name in strange:
+        (old.parent / name).write_text("not ours")
+    with whole_file(old) as first:
+        first.write_text("first")
+        with whole_file(old) as second:
+            second.write_text("second")
+            assert first.exists()
+        assert old.read_text() == "second"
+    assert old.read_text() == "first"
+    assert sorted(os.listdir(old.parent)) == sorted([*strange, old.name])
+
+
+def test_many_at_once_all_succeed(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from pathlib import Path
+        from jali.files import write_text
+        for number in range(200):
+            write_text(Path(sys.argv[1]), "x" * number, durable=False)
+    """
+    processes = [child(code, tmp_path / "state.json") for _ in range(3)]
+    assert [process.communicate()[1] for process in processes] == [""] * 3
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ü" * 127])
+def test_the_longest_names_can_be_written(tmp_path: Path, name: str) -> None:
+    write_text(tmp_path / name, "x")
+    assert os.listdir(tmp_path) == [name]
+    with pytest.raises(WriteError, match="cannot be written: File name too long"):
+        write_text(tmp_path / f"{name}xx", "x")
 
 
 def test_a_full_disk_leaves_the_old_file(old: Path) -> None:
@@ -212,14 +250,39 @@ def test_json_is_read_as_it_was_written(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", "is not JSON"),
         (b"[1, 2]", "holds a list, not an object"),
         (b"[" * 100_000, "nested too deep"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "has 5,000 digits"),
+        (b'{"a": -' + b"9" * 400 + b"}", "has 401 digits"),
+        (b'{"a": NaN}', "the number NaN is not finite"),
+        (b'{"a": [-Infinity]}', "the number -Infinity is not finite"),
+        (b'{"a": 1e999}', "the number 1e999 is not finite"),
+        (b'{"a": {"b": 1, "b": 2}}', "the name 'b' is given twice"),
+        (b'{"a": "\\ud800"}', "is not one that can be written"),
+        (b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}", "nested too deep"),
+        (b'{"kind": "' + b"x" * 100_000 + b'", "version": 1}', "its kind is 'xxx"),
         (
             b'{"kind": "other", "version": 1}',
             "is not a jali-test file of version 1: its kind is 'o",
         ),
         (b'{"kind": "jali-test", "version": 2}', "its version 2"),
     ],
-    ids=["empty", "cut", "bytes", "list", "deep", "number", "kind", "version"],
+    ids=[
+        "empty",
+        "cut",
+        "bytes",
+        "list",
+        "deep",
+        "digits",
+        "400 digits",
+        "nan",
+        "infinity",
+        "1e999",
+        "twice",
+        "half a letter",
+        "500 deep",
+        "long kind",
+        "kind",
+        "version",
+    ],
 )
 def test_json_that_is_not_what_it_should_be(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "value.json"
@@ -227,6 +290,8 @@ def test_json_that_is_not_what_it_should_be(tmp_path: Path, content: bytes, word
     with pytest.raises(UnreadableError, match=words) as caught:
         read_json(path, "jali-test")
     assert str(caught.value).startswith(str(path))
+    assert len(str(caught.value)) < len(str(path)) + 400
+    assert "\n" not in str(caught.value)
 
 
 def test_json_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +304,49 @@ def test_json_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write_json(path, {"a": list(range(20))})
     with pytest.raises(UnreadableError, match=r"large\.json has \d+ bytes; .* at most 10$"):
         read_json(path)
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
+        with pytest.raises(UnreadableError, match=f"{path} is not a regular file"):
+            read_json(path)
+    path = tmp_path / "text"
+    path.write_bytes(b"\xef\xbb\xbfa text")
+    assert read_text(path, 100) == "a text"
+    with pytest.raises(UnreadableError, match="has 9 bytes; files of this kind have at most 8"):
+        read_text(path, 8)
+    path.write_bytes(b"ab\xff")
+    with pytest.raises(UnreadableError, match="is no text in UTF-8: byte 2 of it is 0xff"):
+        read_text(path, 100)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", ".", "..", "../a", "/etc/passwd", "a/b", "a/", "a\\b", "a\0b", "a\nb", "\ud800",
+        "x" * 300, 5, None,
+    ],
+)  # fmt: skip
+def test_a_name_is_one_file_of_its_folder(tmp_path: Path, name: object) -> None:
+    with pytest.raises(ValueError, match="is not the name of a file in its folder"):
+        path_inside(tmp_path, name)
+
+
+def test_links_stay_in_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for target, works in (("../out", False), ("/etc/passwd", False), ("in", True), ("..", False)):
+        link = folder / "link"
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        if works:
+            assert path_inside(folder, "link") == link
+        else:
+            with pytest.raises(ValueError, match="'link' is a link that leads out of its folder"):
+                path_inside(folder, "link")
+    (tmp_path / "other").symlink_to(folder)  # the folder itself may be anywhere
+    assert path_inside(tmp_path / "other", "link ü.mp4").name == "link ü.mp4"
 
 
 def test_digests_know_bytes_texts_and_values(tmp_path: Path) -> None:

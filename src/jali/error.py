@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LONGEST = 300  # letters of a sentence; three lines of a terminal
+
 
 class InputError(ValueError):
     """What was given cannot be used as asked: it is the person's to change (exit code 2)."""
@@ -10,3 +12,25 @@ class InputError(ValueError):
 class JobError(RuntimeError):
     """Asked for rightly, but it could not be done: no network, a program that failed, a folder
     that somebody else works in (exit code 1)."""
+
+
+def show(value: object, longest: int = 80) -> str:
+    """A value as it is typed, and short."""
+    try:
+        return shorten(repr(value), longest)
+    except ValueError:  # Python writes out no number of more than some thousand digits
+        return "a number of thousands of digits"
+
+
+def shorten(said: object, longest: int = LONGEST) -> str:
+    """On one line, every letter of it printable, and no longer than `longest`: without its middle
+    where it has to be. What a file holds can then neither fill a screen nor steer a terminal.
+
+    >>> shorten("no\\x1b[2J\\n such file"), len(shorten("x" * 1000))
+    ('no\\\\x1b[2J such file', 303)
+    """
+    text = " ".join(str(said).split())
+    half = longest // 2
+    if len(text) > longest:
+        text = f"{text[:half]} … {text[-half:]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -8,8 +8,11 @@ from typing import Any
 
 import yaml
 
-# A file written by hand has far less than this; what has more would fill memory, or a screen.
-MOST_CHARACTERS, MOST_VALUES, LONGEST = 1_000_000, 100_000, 300
+from jali.error import shorten
+
+# A file written by hand has far less than this; what has more would fill memory.
+MOST_CHARACTERS, MOST_VALUES = 1_000_000, 100_000
+MOST_BYTES = 4 * MOST_CHARACTERS
 
 
 def parse_yaml(text: str) -> Any:
@@ -31,17 +34,12 @@ def parse_yaml(text: str) -> Any:
     return data
 
 
-def shorten(error: object) -> str:
-    """On one line, and no longer than a line or three: without its middle, where it has to be."""
-    text = " ".join(str(error).split())
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}"
-
-
 def _count(value: Any, left: int) -> int:
     """How many values may still follow. An alias counts each time it is read, so that a few lines
     cannot stand for millions."""
     parts: Iterable[Any] = ()
+    if isinstance(value, int) and abs(value) >= 10**20:
+        raise ValueError("it holds a number of more than 20 digits")
     if isinstance(value, Mapping):
         parts = itertools.chain(value.keys(), value.values())
     elif isinstance(value, list):

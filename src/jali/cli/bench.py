@@ -144,6 +144,7 @@ def pipeline(
       jali bench pipeline --model nano --masks nano.safetensors --output-dir runs/cached
     """
     from jali.evaluation.bench import pipeline as bench_
+    from jali.files import read_json
     from jali.generation.produce import check_sizes, load
     from jali.generation.prompts import select_prompts
 
@@ -168,7 +169,7 @@ def pipeline(
             plot_pareto(rows, folder / bench_.PLOT, f"{dense.model}, {len(texts)} prompts")
             files.append(bench_.PLOT)
     if as_json:
-        typer.echo((folder / bench_.RESULTS).read_text(encoding="utf-8").strip())
+        print_json(read_json(folder / bench_.RESULTS), indent=1)
         return
     Console().print(_pipeline_table(rows))
     say(f"{folder}: {', '.join(files)}, and a run folder for every row")

@@ -67,12 +67,12 @@ def demo(
             from jali.evaluation.demo import clips
             from jali.evaluation.demo.folder import check_folder
             from jali.generation import Settings
+            from jali.generation.prompts import as_typed, check_prompt
 
             if tensors and given:
                 raise ValueError(f"{given[0]} is about the model, which --tensors does without")
-            text = clips.PROMPT if prompt is None else prompt.strip()
-            if not text:
-                raise ValueError("--prompt is empty")
+            text = clips.PROMPT if prompt is None else as_typed(prompt.strip())
+            check_prompt(text, "--prompt")
             Settings(clips.MODEL, budget=budget, seed=seed)  # whichever demo it will be
             check_folder(output_dir)
             reason = None if tensors else clips.why_not(None if path is None else str(path))

@@ -8,6 +8,9 @@ from typing import NoReturn
 
 import typer
 
+from jali.error import shorten
+
+LONGEST = 1000  # letters of a sentence that ends a command; paths are long
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 
@@ -27,7 +30,7 @@ def input_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
-        refuse(error)
+        refuse(_reason(error))
 
 
 @contextlib.contextmanager
@@ -47,7 +50,17 @@ def job_errors() -> Iterator[None]:
         if type(error).__name__ == "OutOfMemoryError":
             fail(f"out of memory: {_reason(error)}")
         if missing or isinstance(error, ValueError | ImportError) or _refusal(error):
-            refuse(error)
+            refuse(_reason(error))
+        raise
+
+
+@contextlib.contextmanager
+def short_usage_errors() -> Iterator[None]:
+    """What typer says of a value it cannot read repeats the value, however long."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        error.message = shorten(error.message, LONGEST)
         raise
 
 
@@ -62,10 +75,10 @@ def _refusal(error: Exception) -> bool:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return f"{f'{error.filename} cannot be used: ' if error.filename else ''}{error.strerror}"
+    return str(error).strip() or type(error).__name__
 
 
 def _end(sentence: object, code: int) -> NoReturn:
-    typer.echo(f"jali: {str(sentence).strip()}", err=True)
+    typer.echo(f"jali: {shorten(sentence, LONGEST)}", err=True)
     raise typer.Exit(code)

@@ -22,16 +22,26 @@ from jali.cli import (
     inspect,
     presets,
 )
-from jali.cli.exits import INTERRUPTED
+from jali.cli.exits import INTERRUPTED, short_usage_errors
 from jali.cli.old_names import OldNames
+from jali.cli.output import write_any_sign
 
 
 class Commands(TyperGroup):
     """The group of all commands: Ctrl-C ends any of them with 130, and nothing half-written."""
 
+    def main(self, *args: Any, **more: Any) -> Any:
+        write_any_sign()
+        return super().main(*args, **more)
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with short_usage_errors():
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with short_usage_errors():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             typer.echo("jali: interrupted; what is finished is kept", err=True)
             raise typer.Exit(INTERRUPTED) from None

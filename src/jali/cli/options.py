@@ -13,7 +13,9 @@ import typer
 from typer.core import TyperCommand
 
 from jali.cli.exits import input_errors
+from jali.error import show
 from jali.generation import settings as described
+from jali.generation.prompts import as_typed
 from jali.generation.settings import SettingDescription, SettingError, Settings
 
 ATTENTION, SIZE, PLACE = described.ATTENTION, described.SIZE, described.PLACE
@@ -88,6 +90,8 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     for name, value in given.items():
         mapping = DESCRIPTIONS[name].kind is Mapping
         found[name] = read_pairs(value, flag_of(name)) if mapping else value
+    if found.get("negative_prompt"):
+        found["negative_prompt"] = as_typed(found["negative_prompt"])
     try:
         return Settings(**found)
     except SettingError as error:
@@ -103,7 +107,7 @@ def read_pairs(given: list[str] | None, flag: str) -> dict[str, Any]:
     """NAME=VALUE pairs; a value is read as YAML, so numbers are numbers."""
     if not given:
         return {}
-    import yaml
+    from jali.strict_yaml import parse_yaml
 
     found: dict[str, Any] = {}
     for pair in given:
@@ -111,9 +115,9 @@ def read_pairs(given: list[str] | None, flag: str) -> dict[str, Any]:
         if not equals or not name:
             raise ValueError(f"{flag} is NAME=VALUE, got {pair!r}")
         try:
-            found[name.strip().replace("-", "_")] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ValueError(f"{flag} {name}: {text!r} is not a value") from None
+            found[name.strip().replace("-", "_")] = parse_yaml(text)
+        except ValueError:
+            raise ValueError(f"{flag} {name}: {show(text)} is not a value") from None
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,9 +19,36 @@ if TYPE_CHECKING:
 Tell = Callable[..., None]  # what is done and, where that changes, how much of how much
 
 
+# For terminals without them; any other sign becomes a question mark.
+PLAIN_SIGNS = {
+    "×": "x", "–": "-", "−": "-", "…": "...", "“": '"', "”": '"', "‖": "|", "●": "*", "·": ".",
+    "▶": ">", "─": "-", "━": "-", "░": ".", "▒": ":", "▓": "*", "█": "#",
+}  # fmt: skip
+
+
+def write_any_sign() -> None:
+    """From now on a sign that the terminal cannot show is a plainer one, and not an error."""
+    codecs.register_error("plain_signs", _write_plainly)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="plain_signs")
+
+
+def _write_plainly(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    return "".join(PLAIN_SIGNS.get(sign, "?") for sign in signs), error.end
+
+
 def print_json(value: Any, **how: Any) -> None:
     """On stdout, and nothing else there; `how` is for json.dumps."""
-    typer.echo(json.dumps(value, ensure_ascii=False, **how))
+    text = json.dumps(value, ensure_ascii=False, **how)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:  # JSON has its own way to write them
+        text = json.dumps(value, **how)
+    typer.echo(text)
 
 
 def say(text: Any, **how: Any) -> None:

@@ -55,9 +55,11 @@ class ResultTable:
             table.writerow([repr(v) if isinstance(v, float) else v for v in values])
         return text.getvalue()
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "jali-results", "version": 1, **asdict(self)}
+
     def to_json(self) -> str:
-        facts = {"kind": "jali-results", "version": 1, **asdict(self)}
-        return json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def to_html(self) -> str:
         return render(self)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from jali.experiments.results import check_tag
+from jali.generation.prompts import check_prompt
 from jali.generation.settings import COUNT, SettingDescription, SettingError, Settings
 
 DENSE = "dense"  # a variant of every experiment
@@ -69,6 +70,8 @@ class Experiment:
             raise SettingError("calibrate", f"must be true or false, got {self.calibrate!r}")
         if self.prompts is not None and not (self.prompts and all(self.prompts)):
             raise ValueError("prompts must be at least one text, and none of them empty")
+        for prompt in self.prompts or ():
+            check_prompt(prompt)
         if self.metrics is not None and not self.metrics:
             raise ValueError("name at least one metric, e.g. psnr")
         if self.settings.preset is not None and self.settings.method is not None:

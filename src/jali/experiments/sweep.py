@@ -22,11 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jali.error import shorten
 from jali.experiments.experiment import SETTINGS as RUN_SETTINGS
 from jali.experiments.experiment import Experiment
 from jali.experiments.resources import Resources
 from jali.experiments.results import check_tag
-from jali.strict_yaml import MOST_CHARACTERS, parse_yaml, shorten
+from jali.files import read_text
+from jali.strict_yaml import MOST_BYTES, parse_yaml
 
 AXES = ("models", "sizes", "methods", "budgets", "schedules")
 SCHEDULE = ("warmup_frac", "dense_first_layer")
@@ -57,13 +59,9 @@ def read_sweep(path: Path) -> Sweep:
     FileNotFoundError where there is none, ValueError in one short sentence for what is wrong.
     """
     try:
-        with path.expanduser().open(encoding="utf-8") as file:
-            text = file.read(MOST_CHARACTERS + 1)
+        text = read_text(path.expanduser(), MOST_BYTES)
     except FileNotFoundError:
         raise FileNotFoundError(f"no sweep file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path} cannot be read: {why}") from error
     return parse_sweep(text, str(path))
 
 

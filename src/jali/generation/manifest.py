@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jali import files
-from jali.error import InputError
+from jali.error import InputError, shorten, show
 from jali.generation.settings import Settings
 
 NAME = "manifest.json"
@@ -22,7 +22,7 @@ class RunFolderError(InputError):
 
 @dataclass(frozen=True)
 class ClipRecord:
-    """One clip. `video`, `lossless` and `sites` are files of the same folder."""
+    """One clip. `video`, `lossless`, `sites` and `image` are files of the same folder."""
 
     name: str
     prompt: str
@@ -97,6 +97,8 @@ def read_run(folder: str | Path) -> RunFolder:
 
     >>> [clip.cost for clip in read_run("runs/mine/entropy").clips]  # doctest: +SKIP
     """
+    from jali.presets import schema  # which needs torch, as the commands' help does not
+
     folder = Path(folder)
     file = folder / NAME
     if not folder.is_dir():
@@ -111,16 +113,23 @@ def read_run(folder: str | Path) -> RunFolder:
         raise RunFolderError(f"{file} is not the manifest of a jali run")
     if data.get("version") != VERSION:
         raise RunFolderError(
-            f"{file} has version {data.get('version')!r}, written by jali {data.get('jali')}; "
-            f"this one reads version {VERSION}"
+            f"{file} has version {show(data.get('version'))}, written by jali "
+            f"{show(data.get('jali'))}; this one reads version {VERSION}"
         )
     try:
         settings = Settings.from_dict(data["settings"], str(file))
-        clips = tuple(ClipRecord(**clip) for clip in data["clips"])
-        facts = {name: data[name] for name in ("complete", "machine", "versions", "jali")}
+        clips = schema.read(tuple[ClipRecord, ...], data["clips"], "clips")
+        facts = {
+            name: schema.read(kind, data[name], name)
+            for name, kind in schema.field_types(RunFolder).items()
+            if name not in ("folder", "settings", "clips")
+        }
         digest = data["digest"]
+        for clip in clips:
+            for name in (clip.name, *clip.files):
+                files.path_inside(folder, name)
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        reason = f"{error} is missing" if isinstance(error, KeyError) else shorten(error)
         raise RunFolderError(f"{file} is damaged: {reason}") from None
     if digest != settings.digest:
         raise RunFolderError(f"{file} was changed by hand: its settings do not match its digest")

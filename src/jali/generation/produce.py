@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali import files
+from jali.error import show
 from jali.generation.folder import clip_name, find_run, hold_folder, remove_leftovers
 from jali.generation.machine import machine, versions
 from jali.generation.manifest import ClipRecord, RunFolder
+from jali.generation.prompts import check_prompt
 from jali.generation.ranks import Rank, join_ranks, share_pipeline
 from jali.generation.settings import Settings
 
@@ -110,7 +112,8 @@ def _check_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
         raise ValueError("a run needs at least one prompt")
     for prompt in found:
         if not isinstance(prompt, str):
-            raise TypeError(f"a prompt is a text, got {prompt!r}")
+            raise TypeError(f"a prompt is a text, got {show(prompt)}")
+        check_prompt(prompt)
     return found
 
 
@@ -213,13 +216,13 @@ class _Production:
         run = replace(run, machine=here, versions=packages, jali=__version__)
         with attention(self.pipe, self.settings) as handle:
             for number in range(len(run.clips), len(self.prompts)):
-                clip = self._make_clip(handle, number, run.folder)
+                clip = self._make_clip(handle, number, run)
                 run = run.with_clip(clip, complete=number + 1 == len(self.prompts))
                 if self.rank.writes:
                     run.write()
         return run
 
-    def _make_clip(self, handle: Handle, number: int, folder: Path) -> ClipRecord:
+    def _make_clip(self, handle: Handle, number: int, run: RunFolder) -> ClipRecord:
         prompt, seed, steps = self.prompts[number], self.settings.seed + number, self.settings.steps
 
         def tell(step: int) -> None:
@@ -234,7 +237,9 @@ class _Production:
         stats = handle.stats()
         clip = self._record(number, frames, seconds, stats)
         if self.rank.writes:
-            _write_clip(folder, clip, frames, handle, stats)
+            if not run.clips:
+                run.write()  # from now on the folder is a run, whatever interrupts it
+            _write_clip(run.folder, clip, frames, handle, stats)
         return clip
 
     def _record(self, number: int, frames: Tensor, seconds: float, stats: Stats) -> ClipRecord:

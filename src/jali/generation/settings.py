@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali import files
-from jali.error import InputError
+from jali.error import InputError, show
 
 if TYPE_CHECKING:
     from jali.methods import Method
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("jali")
 
 ATTENTION, SIZE, PLACE = "Attention", "What is made", "Where and how it runs"
-COUNT = "a count of at least 1"
+COUNT, MOST = "a count of at least 1", 1_000_000
+LARGEST_SEED = 2**63 - 1  # torch takes 64 bits, and clip i has seed + i
 RULES = {str: "text", Path: "text", bool: "true or false", Mapping: "names with their values"}
 
 
@@ -57,15 +58,27 @@ class SettingDescription:
             number = (int, float) if self.kind is float else int
             if isinstance(value, bool) or not isinstance(value, number):
                 return False
-            return math.isfinite(value) and self.least <= value <= self.most
+            return self.least <= value <= self.most and abs(value) != math.inf
         if self.kind in (str, Path):
             return isinstance(value, str) and (bool(value.strip()) or value in self.others)
         return isinstance(value, self.kind) or value in self.others
 
+    def can_be_written(self, value: Any) -> bool:
+        """Whether a manifest can hold it: bytes that are no UTF-8 arrive as half letters."""
+        try:
+            return bool(files.canonical(value).encode())
+        except (TypeError, ValueError, RecursionError):
+            return False
+
     def check(self, name: str, value: Any) -> None:
         if not self.takes(value):
             must = self.rule or RULES[self.kind]
-            raise SettingError(name, f"must be {must}, got {value!r}")
+            if isinstance(value, int) and value > self.most and "at most" not in must:
+                must += f" and at most {self.most:,}"
+            raise SettingError(name, f"must be {must}, got {show(value)}")
+        if not self.can_be_written(value):
+            must = "text in UTF-8" if isinstance(value, str) else "values that JSON can hold"
+            raise SettingError(name, f"must be {must}, got {show(value)}")
 
 
 def setting(kind: Any, default: Any, panel: str | None, help: str, **more: Any) -> Any:
@@ -79,7 +92,7 @@ def setting(kind: Any, default: Any, panel: str | None, help: str, **more: Any) 
 def count(default: int | None, panel: str, help: str) -> Any:
     """A whole number of at least 1; where it is None, the model has its own."""
     shown = "the model's" if default is None else None
-    return setting(int, default, panel, help, rule=COUNT, least=1, shown=shown)
+    return setting(int, default, panel, help, rule=COUNT, least=1, most=MOST, shown=shown)
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,7 @@ class Settings:
         rule="a number of at least 0", least=0)
     seed: int = setting(
         int, 0, SIZE, "Of the noise; clip i has seed + i.",
-        rule="a whole number of at least 0", least=0)
+        rule="a whole number of at least 0", least=0, most=LARGEST_SEED)
     height: int | None = count(None, SIZE, "In pixels.")
     width: int | None = count(None, SIZE, "In pixels.")
     num_frames: int | None = count(None, SIZE, "Images have one.")
@@ -161,7 +174,7 @@ class Settings:
         if name == "budget" and value == 0 and self.attention is not None:
             return  # of a method written out, which may ask for nothing beyond forced blocks
         if name == "warmup_frac" and isinstance(value, int) and value > 1:
-            about = replace(about, most=math.inf)  # a count of steps
+            about = replace(about, most=MOST)  # a count of steps
         about.check(name, value)
 
     @property

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jali import files
 from jali.presets import psa
 from jali.presets.method import PlainMethod, read_method
 from jali.presets.preset import ModelPresets, Preset, VideoScale
 from jali.presets.schema import ABSENT, Count, fail, read_object
-from jali.strict_yaml import parse_yaml
+from jali.strict_yaml import MOST_BYTES, parse_yaml
 
 
 def parse(text: str, source: str) -> Mapping[Any, Any]:
@@ -27,9 +28,9 @@ def parse(text: str, source: str) -> Mapping[Any, Any]:
 def read_file(path: str | Path) -> tuple[ModelPresets, ...]:
     """Every model of a file in either format."""
     path = Path(path).expanduser()
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"no preset file {path}")
-    return read_text(path.read_text(encoding="utf-8"), str(path))
+    return read_text(files.read_text(path, MOST_BYTES), str(path))
 
 
 def read_text(text: str, source: str) -> tuple[ModelPresets, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jali.cli.experiment.table import open_console, status_table
+from jali.cli.experiment.table import status_table
 
 if TYPE_CHECKING:
     from jali.experiments.status import Status
@@ -26,11 +26,12 @@ def print_log(*, quiet: bool) -> AbstractContextManager[None]:
 @contextmanager
 def show_bars(*, quiet: bool) -> Iterator[Callable[[str, int, int, str], None] | None]:
     """A bar for each stage, on a terminal."""
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from jali.experiments.job import is_first_rank
 
-    console = open_console(stderr=True)
+    console = Console(stderr=True)
     if quiet or not console.is_terminal or not is_first_rank():
         yield None
         return
@@ -52,9 +53,10 @@ def show_bars(*, quiet: bool) -> Iterator[Callable[[str, int, int, str], None] |
 @contextmanager
 def show_live(*, quiet: bool = False) -> Iterator[Callable[[Sequence[Status]], None] | None]:
     """The table, drawn in place on a terminal."""
+    from rich.console import Console
     from rich.live import Live
 
-    console = open_console(stderr=True)
+    console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None if quiet else lambda rows: None  # noqa: ARG005
         return

@@ -95,7 +95,7 @@ def collect(
     table = gather(results, results.find_tags(tags or []))
     paths = [] if as_json and output is None else write(table, output or results.root)
     if as_json:
-        typer.echo(table.to_json(), nl=False)
+        print_json(table.to_dict(), indent=1, allow_nan=False)
     else:
         show_table(table)
         say("Written: " + ", ".join(map(str, paths)))

@@ -13,6 +13,7 @@ from jali.cli.experiment.options import Track, with_results
 from jali.cli.experiment.progress import print_log, show_bars
 from jali.cli.experiment.table import say, show_table
 from jali.cli.options import ATTENTION, MACHINE, PARALLEL, PLACE, SIZE, SIZES, with_settings
+from jali.cli.output import print_json
 from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def run(
 
         table = collect(results, [asked.tag])
         if as_json:
-            typer.echo(table.to_json(), nl=False)
+            print_json(table.to_dict(), indent=1, allow_nan=False)
         else:
             show_table(table)
             say(f"Open {folder / 'report.html'}")

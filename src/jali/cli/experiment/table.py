@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jali.cli.output import print_json
 
@@ -23,25 +22,19 @@ COLOURS = {
 NARROW = 80  # below this many columns a row is a few lines of its own
 
 
-def open_console(*, stderr: bool = False) -> Console:
-    """A terminal that cannot write a sign gets a question mark, and no error."""
+def say(text: str, *, stderr: bool = False) -> None:
     from rich.console import Console
 
-    stream: Any = sys.stderr if stderr else sys.stdout
-    if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="replace")
-    return Console(stderr=stderr)
-
-
-def say(text: str, *, stderr: bool = False) -> None:
-    open_console(stderr=stderr).print(text, highlight=False, markup=False, soft_wrap=True)
+    Console(stderr=stderr).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_status(rows: Sequence[Status], as_json: bool) -> None:
     if as_json:
         print_json([asdict(row) for row in rows])
         return
-    console = open_console()
+    from rich.console import Console
+
+    console = Console()
     if not rows:
         say("no experiments here yet")
         return
@@ -72,11 +65,12 @@ def status_table(rows: Sequence[Status], console: Console) -> RenderableType:
 
 def show_table(table: ResultTable) -> None:
     """The collected rows: what was asked, what it cost, how fast it is and how close to dense."""
+    from rich.console import Console
     from rich.markup import escape
 
     from jali.experiments.page import number
 
-    console = open_console()
+    console = Console()
     lines = []
     for row in table.rows:
         cells = {head: number(row.get(name)) for name, head in table.headings.items()}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jali.clips.source import TENSORS, VIDEOS, images_in, open_source
-from jali.error import InputError
-from jali.files import read_json
+from jali.error import InputError, show
+from jali.files import path_inside, read_json
 
 MANIFEST = "manifest.json"
 # Where one name comes in several kinds, the kind that lost least counts.
@@ -131,16 +131,21 @@ def _of_manifest(folder: Path) -> list[FoundClip]:
 
 def _of_clip(clip: Any, folder: Path) -> FoundClip:
     if not isinstance(clip, dict) or not isinstance(clip.get("name"), str):
-        raise InputError(f"{folder / MANIFEST} names a clip without a name: {clip!r:.80}")
+        raise InputError(f"{folder / MANIFEST} names a clip without a name: {show(clip)}")
     file = clip.get("lossless") or clip.get("video")
     if not isinstance(file, str):
-        raise InputError(f"{folder / MANIFEST} names no file for the clip {clip['name']}")
-    if not (folder / file).exists():
+        raise InputError(f"{folder / MANIFEST} names no file for the clip {show(clip['name'])}")
+    try:
+        path_inside(folder, clip["name"])  # it will name a file too
+        path = path_inside(folder, file)
+    except ValueError as error:
+        raise InputError(f"{folder / MANIFEST} is damaged: {error}") from None
+    if not path.exists():
         raise InputError(f"{folder / MANIFEST} names {file}, which is not there")
     frames, fps = clip.get("frames"), clip.get("fps")
     return FoundClip(
         clip["name"],
-        folder / file,
+        path,
         frames if isinstance(frames, int) else None,
         float(fps) if isinstance(fps, int | float) and fps else None,
     )

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,12 +124,12 @@ def _copy_dense(folder: Path, settings: Settings, prompts: Sequence[str], root: 
                 continue
             if any(damage(source, file, outputs) for file in files):
                 continue
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            waiting = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".borrowed-"))
+            waiting = folder.with_name(f".borrowed-{folder.name}")
+            shutil.rmtree(waiting, ignore_errors=True)  # of a process that was killed
+            waiting.mkdir(parents=True)
             try:
                 for file in files:
                     shutil.copyfile(source / file, waiting / Path(file).name)
-                os.chmod(waiting, 0o755)
                 os.rename(waiting, folder)
             finally:
                 shutil.rmtree(waiting, ignore_errors=True)

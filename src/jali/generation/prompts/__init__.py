@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+
+from jali import files
+from jali.error import show
+
+# Text encoders read a few hundred words; a file of more than this is something else.
+LONGEST_PROMPT, LARGEST_FILE = 10_000, 16 * 2**20
 
 
 def default_prompts(model: str) -> tuple[str, ...]:
@@ -21,15 +28,30 @@ def read_prompts(path: str | Path) -> tuple[str, ...]:
     """One prompt a line; empty lines and lines that begin with # are left out."""
     path = Path(path).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        found = parse(files.read_text(path, LARGEST_FILE))
     except FileNotFoundError:
         raise ValueError(f"there is no prompt file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a text file: {error}") from None
-    found = parse(text)
+    except files.UnreadableError as error:
+        raise ValueError(f"the prompts cannot be read as a text file: {error}") from None
     if not found:
         raise ValueError(f"{path} holds no prompts: one a line is expected")
+    for prompt in found:
+        check_prompt(prompt, f"a prompt of {path}")
     return found
+
+
+def check_prompt(prompt: str, what: str = "a prompt") -> None:
+    """A prompt is a text that can be written down; ValueError where it is not."""
+    if not prompt.strip():
+        raise ValueError(f"{what} is empty")
+    if len(prompt) > LONGEST_PROMPT:
+        raise ValueError(
+            f"{what} has {len(prompt):,} letters, and the longest may have {LONGEST_PROMPT:,}: "
+            f"{show(prompt)}"
+        )
+    # Bytes that are no UTF-8 arrive as half letters.
+    if any("\ud800" <= c <= "\udfff" or (c < " " and c not in "\t\r\n") for c in prompt):
+        raise ValueError(f"{what} must be text in UTF-8 without control signs, got {show(prompt)}")
 
 
 def select_prompts(
@@ -44,9 +66,9 @@ def select_prompts(
     Without either, the first `count` of the model's shipped set, or else `shipped` of them. An
     empty prompt, and a count of more than there are, raise a ValueError.
     """
-    texts = tuple(given or ())
-    if any(not text.strip() for text in texts):
-        raise ValueError("--prompt is empty")
+    texts = tuple(as_typed(text) for text in given or ())
+    for text in texts:
+        check_prompt(text, "--prompt")
     if file is not None:
         texts += read_prompts(file)
     if not texts:
@@ -54,6 +76,14 @@ def select_prompts(
     if count is not None and count > len(texts):
         raise ValueError(f"--num-prompts is {count}, but there are only {len(texts)} prompts")
     return texts[:count]
+
+
+def as_typed(text: str) -> str:
+    """An argument of a command in UTF-8, which a terminal set to ASCII gives as half letters."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError:
+        return text
 
 
 def parse(text: str) -> tuple[str, ...]:
