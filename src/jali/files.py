@@ -55,6 +55,20 @@ def make_folder(folder: Path) -> None:
         raise _write_error(f"{folder} cannot be made", error) from None
 
 
+def check_place(path: Path) -> None:
+    """Refuse, before any work, a file or folder that could not be made there."""
+    try:
+        above = next(folder for folder in path.absolute().parents if folder.exists())
+        if path.exists() or path.is_symlink():
+            above = path if path.is_dir() else path.parent
+    except OSError as error:  # a name that is too long, a folder that must not be looked into
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
+    if not above.is_dir():
+        raise InputError(f"{path} cannot be written: {above} is not a folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written: {above} is not open for writing")
+
+
 @contextlib.contextmanager
 def whole_file(path: Path, *, durable: bool = True, folder: Path | None = None) -> Iterator[Path]:
     """A new file beside `path` to write to. It takes `path`'s place when the block ends.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
+import pickle
 from typing import Any
 
 import pytest
@@ -166,6 +168,23 @@ def test_two_pipelines_in_two_threads() -> None:
         assert torch.equal(a, b)
         assert places == again
     assert [places for _, places in together] == [18, 45]
+
+
+def test_a_sparse_pipeline_is_not_copied_and_a_restored_one_is(pipe: Any) -> None:
+    ways = (copy.copy, copy.deepcopy, pickle.dumps)
+    with jali.sparse_processor_mode(pipe, mean_budget=0.5):
+        for way in ways:
+            for part in (pipe.transformer, pipe.transformer.blocks[1].attn1.processor):
+                with pytest.raises(TypeError, match=r"while it is sparse: .* call \.remove\(\)"):
+                    way(part)
+        for way in ways[1:]:
+            with pytest.raises(TypeError, match="while it is sparse"):
+                way(pipe)
+    again = copy.deepcopy(pipe.transformer), pickle.loads(pickle.dumps(pipe.transformer))
+    kinds = [type(p) for p in pipe.transformer.attn_processors.values()]
+    for other in again:
+        assert [type(p) for p in other.attn_processors.values()] == kinds
+    assert "__reduce_ex__" not in vars(pipe.transformer)
 
 
 class TestTold:

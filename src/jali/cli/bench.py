@@ -78,7 +78,7 @@ def kernel(
     from jali.evaluation.bench.inputs import KINDS, SHAPES
     from jali.evaluation.bench.kernel import METHODS, run
     from jali.evaluation.bench.machine import machine
-    from jali.files import write_json
+    from jali.files import check_place, write_json
 
     with input_errors():
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -87,10 +87,13 @@ def kernel(
         kinds = _names(inputs, KINDS, "kind of input")
         names = _names(backends, BACKENDS, "backend")
         calls = list(METHODS) if methods == "all" else read_names(methods, METHODS, "method")
+        for path in (output, plot):
+            if path is not None:
+                check_place(path)  # before any work, not after
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     console = Console(stderr=as_json)
     rows: list[KernelRow] = []
-    with console.status("measuring") as status:
+    with job_errors(), console.status("measuring") as status:
         for row in run(chosen, kinds, budgets, where, dtype, names, repeats, calls):
             rows.append(row)
             status.update(f"{row.shape}, {row.inputs}: {row.backend} at {row.budget}")
@@ -100,12 +103,13 @@ def kernel(
         "dtype": str(dtype).removeprefix("torch."),
         "rows": [asdict(row) for row in rows],
     }
-    if output is not None:
-        write_json(output, result, sort_keys=False)
-    if plot is not None:
-        from jali.evaluation.bench.plot import plot_speedups
+    with job_errors():
+        if output is not None:
+            write_json(output, result, sort_keys=False)
+        if plot is not None:
+            from jali.evaluation.bench.plot import plot_speedups
 
-        plot_speedups(rows, plot)
+            plot_speedups(rows, plot)
     if as_json:
         print_json(result)
     else:

@@ -77,7 +77,8 @@ def show(
         chosen = _budget(found) if budget is None else budget
         found.derive(chosen)
         costs = found.costs(chosen).mean(2)  # over branches: [steps, layers, H]
-        if output is not None:
+    if output is not None:
+        with job_errors():
             _draw(found, chosen, costs, layer, output)
     if as_json:
         table = {
@@ -290,6 +291,8 @@ def _draw(
         from matplotlib.figure import Figure
     except ImportError:
         refuse("--output needs matplotlib: pip install 'jali[report]'")
+    from jali.files import make_folder, whole_file
+
     rows = _heads(costs, layer)
     h = book.header
     figure = Figure(figsize=(7, min(14, 1.5 + 0.06 * len(rows) + 0.1 * h.heads)))
@@ -303,5 +306,6 @@ def _draw(
         title=f"{h.model or 'book'}, {h.grid}: budget {budget:g}, cost {book.cost(budget):.3f}",
     )
     figure.colorbar(image, ax=axes, label="cost of a head")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=120, bbox_inches="tight")
+    make_folder(output.parent)
+    with whole_file(output) as temporary:
+        figure.savefig(temporary, format=output.suffix[1:] or "png", dpi=120, bbox_inches="tight")

@@ -66,6 +66,7 @@ def inspect(
         folder = output_dir or Path("outputs") / f"inspect-{settings.model}"
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--output-dir {folder} is a file")
+        files.check_place(folder)
     quiet_libraries()
     with job_errors(), Console(stderr=True).status("loading", spinner="line") as status:
         pipe = load(settings)

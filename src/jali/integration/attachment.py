@@ -16,7 +16,7 @@ from jali.integration import operator, parallel
 from jali.integration.clock import ContextHook, listen, stop_listening
 from jali.integration.families import family_of
 from jali.integration.geometry import patch_of
-from jali.integration.processor import SparseProcessor, carry_over, make_sparse
+from jali.integration.processor import SparseProcessor, carry_over, make_sparse, refuse_copy
 from jali.integration.run import Run
 from jali.integration.transformer import RunTransformer, count_weights
 
@@ -38,6 +38,7 @@ class Attachment:
                 _put(attn, carry_over(ours))
         for handle in self.handles:
             handle.remove()
+        vars(self.module).pop("__reduce_ex__", None)
         if self.listening:
             stop_listening(self.module, self.new_registry)
         self.processors, self.handles, self.listening = [], [], False
@@ -103,6 +104,7 @@ def attach(module: nn.Module, name: str, layers: Sequence[Any], run: Run) -> Att
     )
     made = Attachment(module)
     try:
+        vars(module)["__reduce_ex__"] = refuse_copy  # which copies and pickles ask first
         run.transformers.append(here)
         for layer, attn in enumerate(layers):
             run.layers.append((here.index, layer))

@@ -58,6 +58,17 @@ class SparseProcessor:
     jali_run: Tensor
     jali_index: Tensor
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return refuse_copy(protocol)
+
+
+def refuse_copy(protocol: Any) -> Any:  # noqa: ARG001
+    """What copies and pickles of anything sparse end in: a run belongs to one pipeline."""
+    raise TypeError(
+        "a pipeline cannot be copied or pickled while it is sparse: leave that mode, or call "
+        ".remove() on its handle, first"
+    )
+
 
 def make_sparse(
     stock: Any, owner: Any, run: Tensor, index: int, attention_call: str

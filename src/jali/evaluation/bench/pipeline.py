@@ -17,14 +17,16 @@ from typing import Any
 import torch
 
 from jali.evaluation.bench.machine import machine
-from jali.files import write_json
+from jali.files import UnreadableError, check_place, read_json, write_json
 from jali.generation import RunFolder, Settings, Tick, produce
+from jali.generation.manifest import NAME
 from jali.generation.produce import attention, frames_of
 from jali.generation.settings import dense_twin
 from jali.methods import METHODS, Dense
 
 DENSE = "dense"
 RESULTS, PLOT = "results.json", "pareto.svg"
+KIND = "jali-pipeline-bench"
 WARM_STEPS = 2  # one of them dense, one sparse
 
 
@@ -90,8 +92,28 @@ def run(
 
 def check_empty(folder: Path) -> None:
     """Times of two runs are not one run, so nothing is continued here."""
+    check_place(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not empty; a benchmark needs a folder of its own")
+        raise ValueError(
+            f"{folder} is not empty{_what_is_there(folder)}; a benchmark needs a folder of its "
+            f"own: remove this one, or name another with --output-dir"
+        )
+
+
+def _what_is_there(folder: Path) -> str:
+    """Of a benchmark that was interrupted, what can be had of it, and why it does not go on."""
+    try:
+        found = read_json(folder / RESULTS, KIND)
+    except (OSError, UnreadableError):
+        if not (folder / DENSE / NAME).exists():
+            return ""
+        found = {}
+    if found.get("complete") is True:
+        return f": it holds a benchmark, in {RESULTS}"
+    kept = f"; {RESULTS} has its rows so far" if found else ""
+    return (
+        f": it holds a benchmark that did not finish, and times of two runs are not one run{kept}"
+    )
 
 
 def _warm(pipe: Any, prompt: str, runs: dict[str, Settings]) -> None:
@@ -155,7 +177,7 @@ def result(
     """What results.json holds."""
     dense = made[DENSE]
     return {
-        "kind": "jali-pipeline-bench",
+        "kind": KIND,
         "version": 1,
         "what": "jali bench pipeline",
         "machine": machine(torch.device(str(dense.settings.device))),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jali.evaluation.bench.pipeline import DENSE, PipelineRow
 from jali.evaluation.inspection.judge import CONTROLS
 from jali.evaluation.inspection.plan_picture import FAINT, INK
+from jali.files import make_folder, whole_file
 
 if TYPE_CHECKING:
     from jali.evaluation.bench.kernel import KernelRow
@@ -44,8 +45,7 @@ def plot_speedups(rows: Sequence[KernelRow], path: Path, whole: bool = False) ->
         if number == 0:
             axes.set_ylabel("speed-up over the fastest dense kernel")
             axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
 
 
 def plot_pareto(rows: Sequence[PipelineRow], path: Path, title: str, metric: str = "psnr") -> None:
@@ -84,4 +84,10 @@ def plot_pareto(rows: Sequence[PipelineRow], path: Path, title: str, metric: str
         axes.legend(frameon=False, fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    make_folder(path.parent)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:] or "png", dpi=150)

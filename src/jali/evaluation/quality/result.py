@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jali.error import InputError
+from jali.error import InputError, shorten
 from jali.evaluation.quality.faults import Checks
 from jali.evaluation.quality.interval import Interval, interval
 from jali.evaluation.quality.measure import MEASURES
-from jali.files import UnreadableError, read_json, write_json
+from jali.files import UnreadableError, check_place, read_json, write_json
+from jali.presets import schema
 
 KIND, VERSION = "jali-metrics", 1
 
@@ -124,13 +126,39 @@ class Evaluation:
 
 def read_evaluation(path: Path) -> dict[str, Any]:
     """A metrics.json as a dictionary; `UnreadableError` says why the file is none."""
-    return read_json(path, KIND)
+    found = read_json(path, KIND)
+    try:
+        metrics = schema.read(tuple[str, ...], found.get("metrics"), "metrics")
+        schema.read(Mapping[str, str], found.get("unavailable") or {}, "unavailable")
+        pairs = schema.read(tuple[Mapping[str, Any], ...], found.get("pairs"), "pairs")
+        for number, pair in enumerate(pairs):
+            _check_pair(pair, metrics, f"pairs[{number}]")
+    except ValueError as error:
+        raise UnreadableError(f"{path} is damaged: {shorten(error)}") from None
+    return found
+
+
+def _check_pair(pair: Mapping[str, Any], metrics: tuple[str, ...], where: str) -> None:
+    """What is read of a pair is of its kind; a metric that is not there could not be computed."""
+    schema.read(str, pair.get("name"), f"{where}.name")
+    schema.read(int, pair.get("frames"), f"{where}.frames")
+    file = schema.read(Mapping[str, Any], pair.get("reference") or {}, f"{where}.reference")
+    schema.read(str, file.get("file") or "", f"{where}.reference.file")
+    for checks in ("checks", "reference_checks"):
+        schema.read(Mapping[str, int], pair.get(checks) or {}, f"{where}.{checks}")
+    for metric in metrics:
+        if pair.get(metric) is not None:
+            curve = schema.read(Mapping[str, Any], pair[metric], f"{where}.{metric}")
+            place = f"{where}.{metric}.per_frame"
+            schema.read(tuple[float | None, ...], curve.get("per_frame") or [], place)
+            schema.read(float | None, curve.get("mean"), f"{where}.{metric}.mean")
 
 
 def check_output(path: Path) -> None:
     """Refuse a path that is something else than metrics, which would be lost."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file, such as {path / 'metrics.json'}")
+    check_place(path)
     if path.exists():
         try:
             read_evaluation(path)

@@ -8,10 +8,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jali.error import InputError
+from jali.error import InputError, shorten
 from jali.files import read_json
 
-VERSION = 1
+VERSION, MOST = 1, 100_000
 
 
 def read_sites(path: Path) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def read_sites(path: Path) -> dict[str, Any]:
         return _pack(found)
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise InputError(
-            f"{path} is not what `jali generate` writes: {type(error).__name__} {error}"
+            f"{path} is not what `jali generate` writes: {type(error).__name__} {shorten(error)}"
         ) from None
 
 
@@ -37,8 +37,8 @@ def _pack(found: dict[str, Any]) -> dict[str, Any]:
 
     rows: list[list[Any]] = [
         [
-            int(row["layer"]),
-            int(row["step"]),
+            _index(row["layer"]),
+            _index(row["step"]),
             number("branches", row.get("branch") or "both"),
             _short(row["cost"]),
             -1 if row.get("reason") is None else number("reasons", row["reason"]),
@@ -48,13 +48,20 @@ def _pack(found: dict[str, Any]) -> dict[str, Any]:
         for row in found["rows"]
     ]
     return {
-        "layers": max([int(found["layers"]), *(row[0] + 1 for row in rows)]),
-        "steps": max([int(found["steps"]), *(row[1] + 1 for row in rows)]),
-        "heads": max([int(found["heads"]), *(len(row[6]) for row in rows)]),
+        "layers": max([_index(found["layers"]), *(row[0] + 1 for row in rows)]),
+        "steps": max([_index(found["steps"]), *(row[1] + 1 for row in rows)]),
+        "heads": max([_index(found["heads"]), *(len(row[6]) for row in rows)]),
         **{kind: list(known) for kind, known in words.items()},
         "rows": rows,
         "plans": [_check_plan(plan) for plan in found.get("plans") or ()],
     }
+
+
+def _index(number: Any) -> int:
+    """A page draws a field for each of them."""
+    if not 0 <= int(number) < MOST:
+        raise ValueError(f"a number of layers, steps or heads is below {MOST:,}, got {number}")
+    return int(number)
 
 
 def _short(share: float) -> float:

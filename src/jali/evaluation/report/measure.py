@@ -109,7 +109,7 @@ def _curve(metric: str, told: Mapping[str, Any] | None) -> MetricCurve | None:
         return None
     # The one metric that can be infinite is written as null where it is.
     absent = math.inf if metric == "psnr" else None
-    mean = absent if told["mean"] is None else told["mean"]
+    mean = absent if told.get("mean") is None else told["mean"]
     values = tuple(absent if value is None else value for value in told.get("per_frame") or ())
     return None if mean is None else MetricCurve(mean, values)
 
