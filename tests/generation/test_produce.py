@@ -339,6 +339,19 @@ def test_a_disk_that_fills_up(
     assert len(os.listdir(folder)) == 7
 
 
+def test_killed_before_the_first_manifest(pipe: Any, settings: Make, tmp_path: Path) -> None:
+    first = produce(pipe, PROMPTS[:1], settings(), tmp_path)
+    before = contents(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / first.clips[0].video).write_bytes(b"half of it")
+    (tmp_path / f".{first.clips[0].video}.01234567.part").write_bytes(b"half of it")
+    with pytest.raises(RunFolderError, match=r"no manifest.json, so it is not a run"):
+        produce(pipe, PROMPTS[1:2], settings(), tmp_path)  # of another prompt, so not ours
+    assert produce(pipe, PROMPTS[:1], settings(), tmp_path).complete
+    assert contents(tmp_path).keys() == before.keys()
+    assert contents(tmp_path)[first.clips[0].video] == before[first.clips[0].video]
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -349,6 +362,13 @@ def test_a_disk_that_fills_up(
         (lambda d: d.pop("clips"), "'clips' is missing"),
         (lambda d: d["clips"][0].pop("seed"), "is damaged"),
         (lambda d: d["clips"][0].update(video="gone.mp4"), "lists gone.mp4, which is not there"),
+        (lambda d: d["clips"][0].update(video="../x.mp4"), "'../x.mp4' is not the name of a file"),
+        (lambda d: d["clips"][0].update(name="/tmp/x"), "'/tmp/x' is not the name of a file"),
+        (
+            lambda d: d["clips"][0].update(seconds="1"),
+            r"clips\[0\].seconds must be a finite number",
+        ),
+        (lambda d: d.update(complete="yes"), "complete must be true or false"),
     ],
 )
 def test_damaged_manifests(

@@ -14,6 +14,7 @@ from jali.generation.manifest import NAME, RunFolder, RunFolderError, read_run
 from jali.generation.settings import Settings
 
 LOCK = ".lock"
+ENDINGS = (".mkv", ".mp4", ".png", ".sites.json")  # of the files of a clip
 
 
 def clip_name(number: int, prompt: str) -> str:
@@ -34,8 +35,9 @@ def find_run(folder: Path, settings: Settings, prompts: Sequence[str]) -> RunFol
     """
     _check_folder(folder)
     names = visible_names(folder)
-    if not names:
-        return None
+    first = clip_name(0, prompts[0])
+    if all(name in {f"{first}{ending}" for ending in ENDINGS} for name in names):
+        return None  # nothing, or what a process left that was killed before its first manifest
     if NAME not in names:
         some = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
         raise RunFolderError(

@@ -216,13 +216,13 @@ class _Production:
         run = replace(run, machine=here, versions=packages, jali=__version__)
         with attention(self.pipe, self.settings) as handle:
             for number in range(len(run.clips), len(self.prompts)):
-                clip = self._make_clip(handle, number, run)
+                clip = self._make_clip(handle, number, run.folder)
                 run = run.with_clip(clip, complete=number + 1 == len(self.prompts))
                 if self.rank.writes:
                     run.write()
         return run
 
-    def _make_clip(self, handle: Handle, number: int, run: RunFolder) -> ClipRecord:
+    def _make_clip(self, handle: Handle, number: int, folder: Path) -> ClipRecord:
         prompt, seed, steps = self.prompts[number], self.settings.seed + number, self.settings.steps
 
         def tell(step: int) -> None:
@@ -237,9 +237,7 @@ class _Production:
         stats = handle.stats()
         clip = self._record(number, frames, seconds, stats)
         if self.rank.writes:
-            if not run.clips:
-                run.write()  # from now on the folder is a run, whatever interrupts it
-            _write_clip(run.folder, clip, frames, handle, stats)
+            _write_clip(folder, clip, frames, handle, stats)
         return clip
 
     def _record(self, number: int, frames: Tensor, seconds: float, stats: Stats) -> ClipRecord:
