@@ -56,17 +56,17 @@ def make_folder(folder: Path) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuse, before any work, a file or folder that could not be made there."""
+    """Refuse, before any work, a file or folder that could not be made there: `WriteError`."""
     try:
         above = next(folder for folder in path.absolute().parents if folder.exists())
-        if path.exists() or path.is_symlink():
-            above = path if path.is_dir() else path.parent
+        if path.is_dir():
+            above = path
     except OSError as error:  # a name that is too long, a folder that must not be looked into
-        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise _write_error(f"{path} cannot be made", error) from None
     if not above.is_dir():
-        raise InputError(f"{path} cannot be written: {above} is not a folder")
+        raise WriteError(f"{path} cannot be made: {above} is not a folder")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise InputError(f"{path} cannot be written: {above} is not open for writing")
+        raise WriteError(f"{path} cannot be made: {above} is not open for writing")
 
 
 @contextlib.contextmanager

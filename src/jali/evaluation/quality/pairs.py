@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jali.clips.source import TENSORS, VIDEOS, images_in, open_source
-from jali.error import InputError, show
+from jali.error import InputError, shorten, show
 from jali.files import path_inside, read_json
 
 MANIFEST = "manifest.json"
@@ -134,7 +134,7 @@ def _of_clip(clip: Any, folder: Path) -> FoundClip:
         raise InputError(f"{folder / MANIFEST} names a clip without a name: {show(clip)}")
     file = clip.get("lossless") or clip.get("video")
     if not isinstance(file, str):
-        raise InputError(f"{folder / MANIFEST} names no file for the clip {show(clip['name'])}")
+        raise InputError(f"{folder / MANIFEST} names no file for the clip {shorten(clip['name'])}")
     try:
         path_inside(folder, clip["name"])  # it will name a file too
         path = path_inside(folder, file)
