@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
-from jali.evaluation.bench.pipeline import PipelineRow, _mark_best
+from jali.evaluation.bench.pipeline import PipelineRow, _mark_best, candidates
+from jali.generation import Settings
 
 Jali = Callable[..., Any]
 
@@ -50,6 +52,21 @@ def test_time_and_quality_of_all_in_one_run(
     done = jali("bench", "pipeline", *small, *words, "--output-dir", folder)
     assert done.exit_code == 2
     assert "is not empty" in done.stderr
+
+
+def test_every_run_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two presets of one method may need other kernels; the budgets of one book do not."""
+    from jali.evaluation.bench import pipeline
+
+    warmed: list[Any] = []
+    monkeypatch.setattr(pipeline, "warm_up", lambda _, own, __: warmed.append(own))
+    base = Settings("wan-t2v-1.3b", device="cpu")
+    runs = candidates(base, ["psa_balanced", "psa_topk", "entropy"], [0.5, 0.3])
+    books = {
+        f"cached-{budget}": replace(base, masks="book", budget=budget) for budget in (0.5, 0.3)
+    }
+    pipeline._warm(None, "a", runs | books)
+    assert warmed == [*runs.values(), books["cached-0.3"]]
 
 
 def row(label: str, seconds: float, **quality: float) -> PipelineRow:

@@ -31,7 +31,8 @@ def test_one_prompt_to_one_folder(jali: Jali, small: Small, tmp_path: Path) -> N
     words = ("--prompt", "a red ball", "--budget=0.4", *BLOCKS, "--output-dir", folder)
     done = jali("generate", *small, *words)
     assert done.exit_code == 0, done.stderr
-    assert f"{folder}: 1 clip," in done.stdout.replace("\n", "")
+    said = f"{folder}: 1 clip, first clip, with loading and compilation:"
+    assert said in " ".join(done.stdout.split())
     assert "entropy: asked 0.40" in done.stdout
     run = read_run(folder)
     assert run.complete
@@ -62,6 +63,9 @@ def test_dense_beside_sparse(jali: Jali, small: Small, tmp_path: Path) -> None:
     one, two = (read_clip(run.path(run.clips[0].lossless)).frames for run in (dense, sparse))
     assert not torch.equal(one, two)
     assert "jali compare" in done.stdout
+    # Both were warmed up, so that their seconds can be compared.
+    assert "first clip" not in done.stdout
+    assert " ".join(done.stdout.split()).count("2 clips, ") == 2
     # A third folder in it, or one run in the place of two, is refused.
     done = jali("generate", *small, "--method=psa", "--budget=0.4", *words)
     assert done.exit_code == 2
@@ -69,6 +73,24 @@ def test_dense_beside_sparse(jali: Jali, small: Small, tmp_path: Path) -> None:
     done = jali("generate", *small, "--method=local", "--budget=0.4", *words[:2], *words[4:])
     assert done.exit_code == 2
     assert "holds runs in folders of its own" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cold", "said"),
+    [
+        ((True,), "1 clip, first clip, with loading and compilation: 10.0 s"),
+        ((True, False, False), "3 clips, 11.5 s each; first clip, with loading and compilation: "
+                               "10.0 s"),
+        ((False, False), "2 clips, 10.5 s each"),
+    ],
+)  # fmt: skip
+def test_seconds_of_a_first_clip_are_named(cold: tuple[bool, ...], said: str) -> None:
+    from types import SimpleNamespace
+
+    from jali.cli.generate import _times
+
+    clips: Any = [SimpleNamespace(cold=own, seconds=10.0 + i) for i, own in enumerate(cold)]
+    assert _times(clips) == said
 
 
 def test_shipped_prompts_without_any(jali: Jali, small: Small, tmp_path: Path) -> None:

@@ -30,6 +30,4 @@ def tiny(monkeypatch: pytest.MonkeyPatch, weights: Path) -> tuple[str, ...]:
     for size in (clips.FULL, clips.QUICK):
         for name, value in (("height", 32), ("width", 32), ("num_frames", 5)):
             monkeypatch.setitem(size, name, value)
-    monkeypatch.setitem(clips.WARM_UP, "height", 32)
-    monkeypatch.setitem(clips.WARM_UP, "width", 32)
     return (f"--path={weights}", "--steps=1")

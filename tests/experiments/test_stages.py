@@ -85,6 +85,7 @@ def test_every_stage_leaves_its_files(done: Results, checkpoint: str) -> None:
     assert [row["variant"] for row in speed["rows"]] == ["dense", "entropy", "cached"]
     assert speed["rows"][0]["speedup"] == 1.0
     assert speed["machine"]["threads"] == 1
+    assert all(len(row["all_seconds"]) == speed["repeats"] for row in speed["rows"])
     quality = json.loads(done.quality("a").read_text())
     assert [row["variant"] for row in quality["rows"]] == ["entropy", "cached"]
     assert all(row["psnr"]["n"] == 2 for row in quality["rows"])

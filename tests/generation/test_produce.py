@@ -17,9 +17,10 @@ pytest.importorskip("diffusers")
 pytest.importorskip("av")
 
 from jali.clips.clip import read_clip, to_uint8
-from jali.generation import RunFolderError, Settings, Tick, produce, read_run
+from jali.generation import RunFolderError, Settings, Tick, produce, produce_runs, read_run
 from jali.generation.folder import clip_name
 from jali.generation.produce import frames_of
+from jali.generation.settings import dense_twin
 
 Make = Callable[..., Settings]
 PROMPTS = ("a red ball", "two blue cats")
@@ -391,3 +392,59 @@ def test_no_run_folder(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(RunFolderError, match="is not JSON"):
         read_run(tmp_path)
+
+
+# What happens once
+
+
+class Seen:
+    """Of every generation: how many steps, and why its attention calls were dense."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from jali.integration.run import Run
+
+        self.clips: list[tuple[int, set[str | None]]] = []
+        whole = Run.finish
+
+        def finish(run: Run) -> None:
+            if rows := run.stats().rows:
+                steps = 1 + max(row.step for row in rows)
+                told = steps, {row.reason for row in rows}
+                if not run._ended:
+                    self.clips.append(told)
+            whole(run)
+
+        monkeypatch.setattr(Run, "finish", finish)
+
+
+def test_a_first_clip_is_marked_and_so_is_the_first_after_a_break(
+    pipe: Any, settings: Make, tmp_path: Path
+) -> None:
+    prompts = ["a", "b", "c", "d"]
+    run = produce(pipe, prompts[:2], settings(steps=1), tmp_path / "r")
+    assert [clip.cold for clip in run.clips] == [True, False]
+    run = produce(pipe, prompts, settings(steps=1), tmp_path / "r")
+    assert [clip.cold for clip in run.clips] == [True, False, True, False]
+    assert read_run(tmp_path / "r") == run
+    warm = produce(pipe, prompts[:1], settings(steps=1), tmp_path / "w", warm=True)
+    assert not warm.clips[0].cold
+    assert "cold" not in (tmp_path / "w" / "manifest.json").read_text()
+
+
+def test_runs_that_are_compared_are_warmed_up_first(
+    pipe: Any, settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more dense steps than a warm-up has, one of its steps is sparse all the same."""
+    seen = Seen(monkeypatch)
+    sparse = settings(warmup_frac=2).resolve(pipe)
+    runs = {tmp_path / "dense": dense_twin(sparse), tmp_path / "entropy": sparse}
+    made = produce_runs(runs, ["a"], pipe=pipe)
+    assert [clip.cold for run in made for clip in run.clips] == [False, False]
+    assert seen.clips == [
+        (2, {"method dense"}),
+        (2, {"first steps", None}),
+        (3, {"method dense"}),
+        (3, {"first steps", "layer 0", None}),
+    ]
+    assert produce_runs(runs, ["a"], pipe=pipe) == made
+    assert len(seen.clips) == 4  # there is nothing to warm up for

@@ -224,6 +224,7 @@ def make_run(
     pace: float = 10.0,
     clips: int = 2,
     reference: Path | None = None,
+    cold: tuple[int, ...] = (),
     **other: Any,
 ) -> Path:
     """A complete run folder; `pace` is about the seconds of one clip, `other` more settings.
@@ -262,6 +263,7 @@ def make_run(
                 sparse_calls=len(sparse),
                 dense_reasons={},
                 summary=f"{method}: asked {budget}",
+                cold=index in cold,
             )
         )
     settings = {

@@ -334,3 +334,36 @@ def test_names_are_taken_as_given(root: Path) -> None:
 
 def test_the_same_input_gives_the_same_page(root: Path) -> None:
     assert compare_page([root], []) == compare_page([root], [])
+
+
+def test_seconds_of_first_clips_are_apart(tmp_path: Path) -> None:
+    """The sparse run's first clip took a minute: it compiled."""
+    example.make_run(tmp_path / "dense", clips=3, pace=10.0, cold=(0,))
+    example.make_run(
+        tmp_path / "psa", clips=3, pace=5.0, method="psa", budget=0.3, cold=(0, 2)
+    )  # fmt: skip
+    found = report(tmp_path / "dense", tmp_path / "psa", metrics=[])
+    dense, psa = found.rows()
+    assert dense.seconds is not None
+    assert dense.seconds.mean == pytest.approx(np.mean([10.3, 10.6]))
+    assert psa.seconds is not None
+    assert psa.seconds.mean == pytest.approx(5.15)
+    assert psa.speed_up is not None
+    assert (psa.speed_up.mean, psa.speed_up.n) == (pytest.approx(2), 1)
+    assert found.rows([found.clips[0]])[1].speed_up is None
+    assert found.notes == (
+        "A first clip takes its seconds with loading and compilation, so they are in no mean and "
+        "no speed-up (here: dense, psa 0.3).",
+    )
+
+
+def test_first_clips_alone_give_no_speed_up(tmp_path: Path) -> None:
+    example.make_run(tmp_path / "dense", clips=1, pace=10.0, cold=(0,))
+    example.make_run(tmp_path / "psa", clips=1, pace=5.0, method="psa", budget=0.3)
+    found = report(tmp_path / "dense", tmp_path / "psa", metrics=[])
+    dense, psa = found.rows()
+    assert dense.seconds is not None
+    assert dense.seconds.mean == 10  # named, not hidden
+    assert (psa.speed_up, psa.speed_up_transformer) == (None, None)
+    assert "All seconds of dense are those of a first clip" in found.notes[0]
+    assert "faster" not in found.headline()

@@ -32,9 +32,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pipe.set_progress_bar_config(disable=True)
     usual = {"model": MODEL, **SHAPE, "arguments": {"max_sequence_length": 16}}
     blocks = {"q_block": 16, "k_block": 16}
-    produce(pipe, ["a red ball"], Settings(method="dense", **usual), root / "runs" / "dense")
+    produce(
+        pipe, ["a red ball"], Settings(method="dense", **usual), root / "runs" / "dense", warm=True
+    )
     sparse = Settings(method="entropy", budget=0.4, options=blocks, **usual)
-    produce(pipe, ["a red ball"], sparse, root / "runs" / "entropy")
+    produce(pipe, ["a red ball"], sparse, root / "runs" / "entropy", warm=True)
     return root / "runs"
 
 

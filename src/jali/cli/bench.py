@@ -184,7 +184,7 @@ def _pipeline_table(rows: list[PipelineRow]) -> Table:
     metrics = [name for name in ("psnr", "ssim", "lpips") if name in found]
     controls = {row.label for row in rows if row.method in ("random", "local")}
     return make_table(
-        ("", "cost", "s", "×", "model s", "×", *metrics),
+        ("", "cost", "clip\ns", "clip\n×", "calls\ns", "calls\n×", *metrics),
         [
             (
                 f"{row.label}{' ●' if row.best else ''}",
@@ -198,7 +198,8 @@ def _pipeline_table(rows: list[PipelineRow]) -> Table:
             for row in rows
         ],
         dim=lambda row: row[0].removesuffix(" ●") in controls,
-        caption="per clip; × is over dense in this run; ● no other row is both faster and nearer",
+        caption="measured after a warm-up, means of one clip: the whole and its transformer calls; "
+        "× is over dense in this run; ● no other row is both faster and nearer",
     )
 
 
@@ -230,7 +231,7 @@ def _tables(rows: list[KernelRow]) -> Iterator[Table | str]:
 
 def _table(title: str, rows: list[KernelRow]) -> Table:
     return make_table(
-        ("", "asked", "cost", "ms", "TF/s", "×", "plan", "whole", "×", "error"),
+        ("", "asked", "cost", "ms", "TF/s", "×", "plan", "whole", "whole\n×", "error"),
         [
             (
                 row.backend if row.method in ("dense", "entropy") else row.method,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ from jali.cli.options import PromptFile, Prompts, with_settings
 from jali.cli.output import print_json, progress_bar, say, tell_clips
 from jali.cli.quiet import quiet_libraries
 from jali.generation.settings import Settings
+
+if TYPE_CHECKING:
+    from jali.generation.manifest import ClipRecord
 
 EXAMPLES = (
     'jali generate --model nano --prompt "a red striped ball moves right" --with-dense',
@@ -64,9 +68,20 @@ def generate(
         print_json(found if len(found) > 1 else found[0])
         return
     for run in made:
-        seconds = [clip.seconds for clip in run.clips]
-        clips = "1 clip" if len(seconds) == 1 else f"{len(seconds)} clips"
-        say(f"{run.folder}: {clips}, {sum(seconds) / len(seconds):.1f} s each")
-        say(f"  {run.clips[-1].summary}", style="dim")
+        say(f"{run.folder}: {_times(run.clips)}")
+        last = "" if len(run.clips) == 1 else "last clip: "
+        say(f"  {last}{run.clips[-1].summary}", style="dim")
     if len(made) == 2:
         say(f"next: jali compare {made[0].folder} {made[1].folder}")
+
+
+def _times(clips: Sequence[ClipRecord]) -> str:
+    """How many clips, and how long one takes; first ones, which load and compile, by themselves."""
+    warm = [clip.seconds for clip in clips if not clip.cold]
+    said = "1 clip" if len(clips) == 1 else f"{len(clips)} clips"
+    if warm:
+        said += f", {sum(warm) / len(warm):.1f} s each"
+    cold = ", ".join(f"{clip.seconds:.1f} s" for clip in clips if clip.cold)
+    if cold:
+        said += f"{';' if warm else ','} first clip, with loading and compilation: {cold}"
+    return said

@@ -44,13 +44,19 @@ class ClipRecord:
     dense_reasons: Mapping[str, int]
     summary: str
     image: str | None = None  # of image models alone
+    cold: bool = False  # its seconds hold what is loaded, compiled and tuned once
 
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(f for f in (self.video, self.lossless, self.sites, self.image) if f)
 
     def to_dict(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if k != "image" or v is not None}
+        said = asdict(self)
+        if self.image is None:
+            del said["image"]
+        if not self.cold:
+            del said["cold"]
+        return said
 
 
 @dataclass(frozen=True)

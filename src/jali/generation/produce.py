@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from jali.integration.modes import Handle
     from jali.integration.stats import Stats
+    from jali.methods import Method
 
 log = logging.getLogger("jali")
+WARM_STEPS = 2  # one of them dense, one sparse
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ def produce(
     settings: Settings,
     folder: str | Path,
     progress: Callable[[Tick], None] | None = None,
+    warm: bool = False,
 ) -> RunFolder:
     """Make the clips of these prompts, or those that a run folder still lacks.
 
@@ -54,6 +57,9 @@ def produce(
     settings, other prompts or other files raises `RunFolderError`. After every clip the manifest
     is whole, so whatever interrupts a run costs one clip at most. More prompts than before add
     clips.
+
+    The first clip made is marked `cold`, since its seconds hold what is done once; `warm` says that
+    this pipeline has made others like it before (`warm_up`).
 
     >>> produce("nano", ["a red ball"], Settings("nano", budget=0.3), "runs/ball")  # doctest: +SKIP
     """
@@ -71,7 +77,7 @@ def produce(
         if len(run.clips) < len(prompts):
             if pipe is None:
                 pipe = load_shared(settings)
-            return _Production(pipe, prompts, settings, rank, progress).finish(run)
+            return _Production(pipe, prompts, settings, rank, progress, warm).finish(run)
         if len(run.clips) == len(prompts) and not run.complete and rank.writes:
             run = replace(run, complete=True)  # more were asked for before
             run.write()
@@ -87,8 +93,10 @@ def produce_runs(
     """`produce` for several folders, with resolved settings of one model.
 
     All of them share one pipeline: `pipe`, or one that is loaded where there is anything to do.
-    `progress` gets the label of the run too.
+    Several are there to be compared, so all are warmed up before the first clip. `progress` gets
+    the label of the run too.
     """
+    prompts = _check_prompts(prompts)
     found = [find_run(folder, settings, prompts) for folder, settings in runs.items()]
     todo = any(run is None or len(run.clips) < len(prompts) for run in found)
     if pipe is None and todo and len(runs) > 1:
@@ -97,9 +105,15 @@ def produce_runs(
             raise ValueError("--with-dense does not go with several ranks; make two runs")
         pipe = load_shared(first)
 
+    compared = len(runs) > 1
+    for own, run in zip(runs.values(), found, strict=True):
+        if compared and (run is None or len(run.clips) < len(prompts)):
+            warm_up(pipe, own, prompts[0])
+
     def make(folder: Path, own: Settings) -> RunFolder:
         tell = None if progress is None else lambda tick: progress(own.label, tick)
-        return produce(own.model if pipe is None else pipe, prompts, own, folder, tell)
+        model = own.model if pipe is None else pipe
+        return produce(model, prompts, own, folder, tell, warm=compared)
 
     return [make(folder, own) for folder, own in runs.items()]
 
@@ -147,8 +161,8 @@ def check_sizes(pipe: Any, settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def attention(pipe: Any, settings: Settings) -> Iterator[Handle]:
-    """The pipeline with the attention of resolved settings."""
+def attention(pipe: Any, settings: Settings, method: Method | None = None) -> Iterator[Handle]:
+    """The pipeline with the attention of resolved settings, or by another `method`."""
     from jali.generation.call_record import PlanRecorder
     from jali.integration.modes import sparse_processor_mode
 
@@ -160,7 +174,7 @@ def attention(pipe: Any, settings: Settings) -> Iterator[Handle]:
             handle.run.forewarned = True
             yield handle
         return
-    preset, method = settings.find_preset(), settings.make_method()
+    preset, method = settings.find_preset(), method or settings.make_method()
     size: Any = (settings.num_frames, settings.height, settings.width)
     with sparse_processor_mode(pipe, method=method, backend=settings.backend) as handle:
         # A file may say what grid its preset is for; the first call tells whether this is it.
@@ -193,6 +207,30 @@ def frames_of(
     )  # fmt: skip
 
 
+def warm_up(pipe: Any, settings: Settings, prompt: str) -> None:
+    """A clip of two steps that is not kept, of the right size, one step dense and one sparse: what
+    is loaded, compiled and tuned at first use is in no time of a clip made after.
+
+    Quietly, for there is nothing to say of so short a run. A book fits its own steps only, all of
+    which are done.
+    """
+    from jali.methods import Dense, Schedule
+
+    method, short = None, settings
+    if settings.masks is None:
+        steps = min(WARM_STEPS, int(settings.steps or WARM_STEPS))
+        method, short = settings.make_method().base, replace(settings, steps=steps)
+        if not isinstance(method, Dense):
+            method = Schedule(method, dense_steps=steps - 1)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with attention(pipe, settings, method):
+            frames_of(pipe, short, prompt, short.seed)
+    finally:
+        log.setLevel(level)
+
+
 # The folder
 
 
@@ -205,6 +243,7 @@ class _Production:
     settings: Settings  # resolved
     rank: Rank
     progress: Callable[[Tick], None] | None
+    warm: bool
 
     def finish(self, run: RunFolder) -> RunFolder:
         """The clips that are missing, each in the manifest as soon as it is whole."""
@@ -215,8 +254,10 @@ class _Production:
         _warn_of_changes(run, here, packages)
         run = replace(run, machine=here, versions=packages, jali=__version__)
         with attention(self.pipe, self.settings) as handle:
-            for number in range(len(run.clips), len(self.prompts)):
+            first = len(run.clips)
+            for number in range(first, len(self.prompts)):
                 clip = self._make_clip(handle, number, run.folder)
+                clip = replace(clip, cold=number == first and not self.warm)
                 run = run.with_clip(clip, complete=number + 1 == len(self.prompts))
                 if self.rank.writes:
                     run.write()

@@ -20,14 +20,13 @@ from jali.evaluation.bench.machine import machine
 from jali.files import UnreadableError, check_place, read_json, write_json
 from jali.generation import RunFolder, Settings, Tick, produce
 from jali.generation.manifest import NAME
-from jali.generation.produce import attention, frames_of
+from jali.generation.produce import warm_up
 from jali.generation.settings import dense_twin
 from jali.methods import METHODS, Dense
 
 DENSE = "dense"
 RESULTS, PLOT = "results.json", "pareto.svg"
 KIND = "jali-pipeline-bench"
-WARM_STEPS = 2  # one of them dense, one sparse
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def run(
         made: dict[str, RunFolder] = {}
         for label, settings in runs.items():
             tell = progress and functools.partial(progress, label)
-            made[label] = produce(pipe, prompts[:count], settings, folder / label, tell)
+            made[label] = produce(pipe, prompts[:count], settings, folder / label, tell, warm=True)
         # Quality takes a look at every clip, so it is measured once, in the end.
         judged = count == len(prompts)
         rows = _mark_best([_row(label, run, made[DENSE], judged) for label, run in made.items()])
@@ -117,13 +116,9 @@ def _what_is_there(folder: Path) -> str:
 
 
 def _warm(pipe: Any, prompt: str, runs: dict[str, Settings]) -> None:
-    """Compile and allocate before anything is timed: once for every method."""
-    warm = {own.label: own for own in runs.values()}
-    for own in warm.values():
-        few = min(WARM_STEPS, int(own.steps or WARM_STEPS))
-        short = own if own.masks else replace(own, steps=few)  # a book fits its own steps only
-        with attention(pipe, short):
-            frames_of(pipe, short, prompt, short.seed)
+    """Compile and allocate before anything is timed. Budgets of one book share all they need."""
+    for own in {own.masks or label: own for label, own in runs.items()}.values():
+        warm_up(pipe, own, prompt)
 
 
 def _row(label: str, run: RunFolder, dense: RunFolder, judged: bool) -> PipelineRow:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from jali.evaluation.demo.side_by_side import film, panels, write_strip
 from jali.evaluation.quality.interval import Interval
 from jali.evaluation.report import Comparison, render_page, write_page
 from jali.generation import RunFolder, Settings, Tick, produce
-from jali.generation.produce import attention, frames_of, load
+from jali.generation.produce import load, warm_up
 from jali.generation.settings import dense_twin
 
 MODEL = "nano"
@@ -26,9 +24,6 @@ METHOD, BUDGET = "entropy", 0.3
 STEPS, MOST_STEPS = 8, 50
 FULL: dict[str, Any] = {"height": 192, "width": 320, "num_frames": 37}  # 10×24×40 = 9,600 tokens
 QUICK: dict[str, Any] = {"height": 128, "width": 128, "num_frames": 33}  # 9×16×16 = 2,304 tokens
-# Before anything is timed: what happens at first use is nobody's speed. Two steps, so that one of
-# them is sparse.
-WARM_UP: dict[str, Any] = {"height": 64, "width": 64, "num_frames": 5, "steps": 2}
 PACKAGES = {
     "diffusers": "diffusers", "transformers": "diffusers", "av": "quality", "jinja2": "report",
 }  # fmt: skip
@@ -81,12 +76,12 @@ def generate_both(
     `progress` hears the method and where its run stands.
     """
     pipe, both = load(settings), (dense_twin(settings), settings)
-    for own in both:
-        _warm_up(pipe, own, prompt)
+    for own in both:  # what happens at first use is nobody's speed
+        warm_up(pipe, own, prompt)
 
     def make(own: Settings) -> RunFolder:
-        tell = functools.partial(progress, own.label)
-        return produce(pipe, [prompt], own, folder / own.label, tell)
+        tell, warm = functools.partial(progress, own.label), True
+        return produce(pipe, [prompt], own, folder / own.label, tell, warm)
 
     dense, sparse = (make(own) for own in both)
     return dense, sparse
@@ -145,18 +140,6 @@ def unknown_words(prompt: str) -> str | None:
     return (
         f"the prompt names no {', '.join(missing)} that {MODEL} knows, so it makes one up ({known})"
     )
-
-
-def _warm_up(pipe: Any, settings: Settings, prompt: str) -> None:
-    """Quietly: what there is to say about so small a clip is nobody's concern."""
-    log = logging.getLogger("jali")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with attention(pipe, settings):
-            frames_of(pipe, replace(settings, **WARM_UP), prompt, settings.seed)
-    finally:
-        log.setLevel(level)
 
 
 def _rounded(found: Interval | None) -> float | None:

@@ -100,7 +100,7 @@ def read_comparison(
     for run in runs[1:]:
         progress(f"metrics of {run.name}")
         found.append(read_metrics(runs[0], run, lengths, metrics, notes))
-    notes.extend(_remarks(runs, found))
+    notes.extend([*_remarks(runs, found), *_first_clips(runs, clips)])
     return Comparison(
         tuple(runs), tuple(clips), films, sites, differences, tuple(found), tuple(notes)
     )
@@ -150,4 +150,21 @@ def _remarks(runs: Sequence[ComparedRun], metrics: Sequence[RunMetrics]) -> list
     notes.extend(f"The run {run.name} is not finished." for run in runs if not run.complete)
     for run, found in zip(runs, metrics, strict=True):
         notes.extend(f"{run.name}, {clip}: {told}." for clip, told in found.faults.items())
+    return notes
+
+
+def _first_clips(runs: Sequence[ComparedRun], clips: Sequence[str]) -> list[str]:
+    """Which seconds are with loading and compilation, and what follows from that."""
+    cold = {run.name: sum(run.clips[clip].cold for clip in clips) for run in runs}
+    notes = []
+    if some := [name for name, count in cold.items() if 0 < count < len(clips)]:
+        notes.append(
+            f"A first clip takes its seconds with loading and compilation, so they are in no mean "
+            f"and no speed-up (here: {', '.join(some)})."
+        )
+    if alone := [name for name, count in cold.items() if count == len(clips)]:
+        notes.append(
+            f"All seconds of {', '.join(alone)} are those of a first clip, with loading and "
+            f"compilation, so no speed-up over or of it is given."
+        )
     return notes

@@ -38,6 +38,11 @@ class ComparedClip:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def cold(self) -> bool:
+        """Whether its seconds hold what is loaded, compiled and tuned once."""
+        return bool(self.facts.get("cold"))
+
+    @property
     def prompt(self) -> str:
         return str(self.facts.get("prompt") or "")
 

@@ -15,7 +15,11 @@ from jali.evaluation.report.run import ComparedRun, same_machine
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run. Everything is a mean over the clips; None where nothing says."""
+    """One run. Everything is a mean over the clips; None where nothing says.
+
+    Seconds are those of a whole clip, or of its transformer calls, and so are the speed-ups. First
+    clips, which load and compile, count only where there are no others, and in no speed-up.
+    """
 
     name: str
     clips: int
@@ -41,10 +45,14 @@ def summarize(
     def mean(key: str, bounds: tuple[float, float] = POSITIVE) -> Interval | None:
         return _interval(run.numbers(clips, key), bounds)
 
+    def mean_time(key: str) -> Interval | None:
+        return _interval(run.numbers(_warm(run, clips), key), POSITIVE) or mean(key)
+
     def ratio(key: str) -> Interval | None:
         if run is reference or not same_machine([reference, run]):
             return None
-        pairs = [[*reference.numbers([clip], key), *run.numbers([clip], key)] for clip in clips]
+        like = _warm(reference, _warm(run, clips))
+        pairs = [[*reference.numbers([clip], key), *run.numbers([clip], key)] for clip in like]
         ratios = [pair[0] / pair[1] for pair in pairs if len(pair) == 2 and min(pair) > 0]
         return _interval(ratios, POSITIVE)
 
@@ -56,8 +64,8 @@ def summarize(
     return RunSummary(
         name=run.name,
         clips=len(clips),
-        seconds=mean("seconds"),
-        seconds_transformer=mean("seconds_transformer"),
+        seconds=mean_time("seconds"),
+        seconds_transformer=mean_time("seconds_transformer"),
         speed_up=ratio("seconds"),
         speed_up_transformer=ratio("seconds_transformer"),
         budget=None if asked is None else asked.mean,
@@ -65,6 +73,10 @@ def summarize(
         sparse_cost=mean("sparse_cost", SHARE),
         metrics={name: own for name, own in found.items() if own},
     )
+
+
+def _warm(run: ComparedRun, clips: Sequence[str]) -> list[str]:
+    return [clip for clip in clips if not run.clips[clip].cold]
 
 
 def _interval(values: Sequence[float], bounds: tuple[float, float]) -> Interval | None:

@@ -25,16 +25,17 @@ if TYPE_CHECKING:
     from jali.generation import Settings
 
 KIND, PARTIAL = "jali-speed", "speed.partial.json"
+WARM_UP = 1  # rounds that are not counted
 
 
 class Benchmark(Stage):
-    """A few steps of one prompt: the median of some repeats, after a warm-up where kernels are
-    compiled or tuned on their first call, which is on a GPU."""
+    """A few steps of one prompt: the median of some repeats, after one that loads, compiles and
+    tunes what there is."""
 
     name = "benchmark"
 
     def weight(self, experiment: Experiment) -> float:
-        rounds = experiment.bench_repeats + 1
+        rounds = experiment.bench_repeats + WARM_UP
         return rounds * (1 + len(experiment.variants)) * _steps(experiment)
 
     def inputs(self, experiment: Experiment, folder: Path) -> Mapping[str, Any]:
@@ -58,7 +59,7 @@ class Benchmark(Stage):
             }  # fmt: skip
             rows = _measured(partial, facts) if context.resuming else []
             variants = (DENSE, *e.variants)
-            total = (_warm_up(pipe) + e.bench_repeats) * steps
+            total = (WARM_UP + e.bench_repeats) * steps
             for number, variant in enumerate(variants[len(rows) :], len(rows)):
 
                 def on_step(step: int, number: int = number, variant: str = variant) -> None:
@@ -92,7 +93,7 @@ def _measure(
 
     with attention(pipe, settings) as handle:
         handle.run.watch = None  # nobody looks at plans here, and looking takes time
-        for _ in range(_warm_up(pipe) + e.bench_repeats):
+        for _ in range(WARM_UP + e.bench_repeats):
             _wait(pipe)
             begin = time.perf_counter()
             frames_of(pipe, settings, prompts_of(e)[0], e.settings.seed, count_step)
@@ -100,7 +101,7 @@ def _measure(
             whole.append(time.perf_counter() - begin)
             stats = handle.stats()
             inside.append(stats.seconds)
-    counted = slice(_warm_up(pipe), None)
+    counted = slice(WARM_UP, None)
     times = [value for value in inside[counted] if value is not None]
     return {
         "variant": variant,
@@ -144,10 +145,6 @@ def _measured(path: Path, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     same = all(found.get(name) == value for name, value in facts.items())
     rows = found.get("rows")
     return list(rows) if same and isinstance(rows, list) else []
-
-
-def _warm_up(pipe: Any) -> int:
-    return int(pipe.device.type == "cuda")
 
 
 def _steps(experiment: Experiment) -> int:
