@@ -232,14 +232,28 @@ def peak_importance(
     return out / out.sum(-1, keepdim=True)
 
 
+def _whole_tiles(blocks: int, left: int, rows: int) -> int:
+    """So many blocks of `rows` pooled keys, or more until they fill tiles of 32; fewer again if
+    there are not so many `left`."""
+    while blocks * rows % 32:
+        blocks += 1
+    if blocks >= left:
+        blocks = left
+        while blocks * rows % 32:
+            blocks -= 1
+    return blocks
+
+
 def psa_levels(
     importance: Sequence[float],
     forced: Sequence[bool],
     ranges: dict[int, tuple[float, float]],
     mode: str,
     floor: float,
+    aligned_to: int | None = None,
 ) -> list[int]:
-    """One row of section 2.5: levels by rank, or by cumulative importance."""
+    """One row of section 2.5: levels by rank, or by cumulative importance. `aligned_to` is the key
+    block of levels that fill whole tiles of 32 keys, as in the original."""
     n = len(importance)
     order = best_first(importance, forced)
     total = sum(importance)
@@ -248,7 +262,7 @@ def psa_levels(
     for ratio in sorted(r for r in ranges if r):
         upper = ranges[ratio][1]
         if mode == "topk":
-            end = math.floor(n * upper + 1e-9)
+            end = math.floor(n * upper + 1e-9) if aligned_to is None else int(n * upper)
         else:
             mass, inside = 0.0, 0
             for j in order:
@@ -257,7 +271,11 @@ def psa_levels(
             end = min(n, inside + 1) if inside else 0
             if ratio == 1:
                 end = max(end, min(n, math.floor(floor * n) + 1))
+            if aligned_to is not None:
+                end = max(end, sum(forced))  # they are of the first level, in no order
         end = max(end, start)
+        if aligned_to is not None:
+            end = start + _whole_tiles(end - start, n - start, aligned_to // ratio)
         for j in order[start:end]:
             levels[j] = ratio
         start = end

@@ -48,6 +48,14 @@ VARIANTS: dict[str, Method] = {
         {1: (0, 0.1), 8: (0.1, 0.9), 0: (0.9, 1)},
         similarity=(0.1, 0.0, -0.1), q_block=32, k_block=16, order=Tiled((2, 4, 4)),
     ),
+    "psa_aligned": Psa(
+        {1: (0, 0.2), 2: (0.2, 0.4), 4: (0.4, 0.6), 8: (0.6, 0.8), 0: (0.8, 1)},
+        q_block=32, k_block=32, aligned=True,
+    ),
+    "psa_aligned_threshold": Psa(
+        {1: (0, 0.3), 2: (0.3, 0.5), 4: (0.5, 0.7), 8: (0.7, 0.9), 0: (0.9, 1)},
+        mode="thresholdbound", q_block=16, k_block=32, order=Raster(), aligned=True,
+    ),
     "psa_step": Psa({4: (0, 0.5), 0: (0.5, 1)}, axis="step", q_block=16, k_block=16),
     "rf_v2": RfV2(0.7, block_size=32, window=(2, 4, 4)),
     "rf_v2_no_first": RfV2(0.8, block_size=16, window=(1, 4, 4), first_frame=False),

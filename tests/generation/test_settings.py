@@ -104,6 +104,16 @@ def test_bad_settings(given: dict[str, Any], words: str) -> None:
         Settings(**{"model": "wan-t2v-1.3b", "device": "cpu", **given}).resolve()
 
 
+def test_settings_of_a_version_that_knew_fewer_options_are_the_same() -> None:
+    now = Settings("nano", method="psa", device="cpu").resolve()
+    before = now.to_dict()
+    before["attention"] = json.loads(json.dumps(before["attention"]))
+    del before["attention"]["options"]["aligned"]
+    assert now.differences(Settings.from_dict(before)) == {}
+    before["attention"]["options"]["seed"] = 1
+    assert set(now.differences(Settings.from_dict(before))) == {"attention"}
+
+
 def test_a_written_method_is_not_half_changed() -> None:
     found = Settings("wan-t2v-1.3b", method="entropy", device="cpu").resolve()
     with pytest.raises(ValueError, match=r"warmup_frac is 0.5, but the method written out .* 0.2"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -16,7 +17,7 @@ from jali.methods.psa import nominal_cost
 from jali.methods.sampling import jittered_positions
 from jali.planning.plan import RATIOS
 from jali.planning.scoring import key_similarity
-from jali.planning.selection import cumulative_ends, levels_by_rank, ranks
+from jali.planning.selection import align_ends, cumulative_ends, levels_by_rank, ranks
 from oracle import best_first, blocks_of, peak_importance, pooled_attention, psa_levels, tensors
 
 LEVELS = {1: (0.0, 0.2), 2: (0.2, 0.35), 4: (0.35, 0.6), 8: (0.6, 0.8), 0: (0.8, 1.0)}
@@ -45,6 +46,51 @@ def test_both_rules_against_loops(mode: str, importance: str, tokens: int) -> No
             forced = [j in own for j in range(plan.layout.N)]
             wanted = psa_levels(scores[m].tolist(), forced, LEVELS, mode, 0.06)
             assert plan.levels[0, h, m].tolist() == wanted
+
+
+@pytest.mark.parametrize("mode", ["topk", "thresholdbound"])
+@pytest.mark.parametrize("k_block", [32, 64, 128])
+@pytest.mark.parametrize("keys", [1, 7, 10, 23, 61])
+def test_aligned_levels_against_loops(
+    mode: str, k_block: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole tiles at every level, over a row's own blocks and over keys that have none."""
+    tokens, given = keys * k_block - 5, torch.Generator().manual_seed(keys)
+    _, k, v = tensors(tokens, D=4)
+    for q_tokens in (tokens, 70):
+        q, _, _ = tensors(q_tokens, D=4)
+        scores = torch.rand(1, 2, -(-q_tokens // 64), keys, generator=given, dtype=torch.float64)
+        scores = scores.pow(6) / scores.pow(6).sum(-1, keepdim=True)
+        monkeypatch.setattr("jali.methods.psa.peak_scores", lambda *_, scores=scores: scores)
+        method = Psa(LEVELS, mode, q_block=64, k_block=k_block, order=Raster(), aligned=True)
+        plan = attend(q, k, v, method=method).plan
+        assert plan is not None
+        for h, m in itertools.product(range(2), range(plan.layout.M)):
+            row, forced = scores[0, h, m].tolist(), plan.layout.forced[m].tolist()
+            wanted = psa_levels(row, forced, LEVELS, mode, 0.06, k_block)
+            wanted = wanted if any(wanted) else [1, *wanted[1:]]  # no row reads nothing
+            assert plan.levels[0, h, m].tolist() == wanted
+            if not any(forced):
+                assert all(wanted.count(r) * k_block // r % 32 == 0 for r in RATIOS)
+
+
+def test_a_level_rounds_up_or_down_at_the_end() -> None:
+    ends = torch.tensor([[3, 4, 7, 9], [1, 1, 10, 10], [0, 0, 0, 0], [10, 10, 10, 10]])
+    # Levels of 3, 1, 3, 2 blocks in multiples of 1, 2, 4, 8: 3, 2, 4, and 1 is left to none.
+    assert align_ends(ends, (1, 2, 4, 8), 10).tolist() == [
+        [3, 5, 9, 9], [1, 1, 9, 9], [0, 0, 0, 0], [10, 10, 10, 10],
+    ]  # fmt: skip
+    assert torch.equal(align_ends(ends, (1, 1, 1, 1), 10), ends)
+
+
+def test_what_cannot_be_aligned() -> None:
+    with pytest.raises(ValueError, match="whole tiles of 32 keys, got k_block=16"):
+        Psa(k_block=16, aligned=True)
+    with pytest.raises(ValueError, match="with axis='step' there are none"):
+        Psa(axis="step", aligned=True)
+    with pytest.raises(TypeError, match="aligned must be a bool, got 'yes'"):
+        Psa(aligned="yes")  # type: ignore[arg-type]
+    assert Psa(aligned=True).with_budget(0.3).aligned
 
 
 def test_samples_of_a_step_are_drawn_once_for_all_layers() -> None:

@@ -374,6 +374,15 @@ def test_the_skeleton_of_psas_readme_has_psas_own_levels(tmp_path: Path) -> None
         load_preset(None, "ModelName", path)
 
 
+def test_levels_of_a_file_are_aligned_where_it_says_so(tmp_path: Path) -> None:
+    found = bare(load_14b(edited(tmp_path, aligned=True)).method)
+    assert isinstance(found, Psa)
+    assert found.aligned
+    assert not bare(load_14b(edited(tmp_path)).method).aligned  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"tile_n must be 32 where aligned is true, got 64"):
+        load_14b(edited(tmp_path, aligned=True, block_size={"m": 128, "n": 128, "tile_n": 64}))
+
+
 def test_a_type_is_of_any_case(tmp_path: Path) -> None:
     assert load_14b(edited(tmp_path, type="PSA")).method == load_14b(edited(tmp_path)).method
     assert load_14b(edited(tmp_path, type="Dense")).method == Dense()

@@ -321,6 +321,8 @@ class Settings:
     def differences(self, other: Settings) -> dict[str, tuple[Any, Any]]:
         """(here, there) of every setting that is not the same, as both are written down."""
         here, there = (json.loads(json.dumps(s.to_dict())) for s in (self, other))
+        for plain in (here, there):
+            plain["attention"] = _written_anew(plain["attention"])
         return {name: (here[name], there[name]) for name in here if here[name] != there[name]}
 
 
@@ -328,6 +330,19 @@ def _inner(method: Method) -> Method:
     from jali.methods import Schedule
 
     return _inner(method.inner) if isinstance(method, Schedule) else method
+
+
+def _written_anew(attention: Any) -> Any:
+    """A written method as this version writes it: options that an older one did not know have
+    their defaults. What it cannot read (a replayed book) stays as it is."""
+    from jali.presets.method import read_method, write_method
+
+    if attention is None or "book" in attention.get("options", {}):
+        return attention
+    try:
+        return json.loads(json.dumps(write_method(read_method(attention, "attention"))))
+    except (ValueError, TypeError):
+        return attention
 
 
 def _describe(settings: Settings, method: Method) -> dict[str, Any]:

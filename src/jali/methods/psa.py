@@ -42,6 +42,8 @@ class Psa(Method):
         q_block, k_block: tokens in a block.
         order: of the tokens, before they are cut into blocks.
         seed: of the sampled tokens.
+        aligned: round the number of blocks of a level to whole tiles of PSA's kernels (32 keys), as
+            PSA does: up, or down at the end of a row. Key blocks are then a multiple of 32.
 
     Example:
         >>> levels = {1: (0, 0.1), 2: (0.1, 0.15), 8: (0.15, 0.35), 0: (0.35, 1)}
@@ -58,21 +60,37 @@ class Psa(Method):
     k_block: int = 64
     order: Order = field(default_factory=Gilbert)
     seed: int = 0
+    aligned: bool = False
 
     name: ClassVar[str] = "psa"
     PER_SAMPLE: ClassVar[int] = 4  # one token in four is sampled, of queries and of keys
+    TILE: ClassVar[int] = 32  # keys that PSA's kernels read at once
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, ("topk", "thresholdbound"))
         check_choice("axis", self.axis, ("block", "step"))
         check_choice("importance", self.importance, ("softmax", "surrogate"))
         check_share("floor", self.floor)
+        self._check_aligned()
         object.__setattr__(self, "mask_ratios", _ranges(self.mask_ratios))
         check_ratios(self.ratios, self._blocks.k)
         if self.similarity is not None:
             if len(self.similarity) != 3 or any(x != x for x in self.similarity):
                 raise ValueError(f"similarity is three thresholds (2×, 4×, 8×), {self.similarity=}")
             object.__setattr__(self, "similarity", tuple(self.similarity))
+
+    def _check_aligned(self) -> None:
+        if not isinstance(self.aligned, bool):
+            raise TypeError(f"aligned must be a bool, got {self.aligned!r}")
+        if self.aligned and self.axis == "step":
+            raise ValueError(
+                "aligned=True rounds levels of blocks; with axis='step' there are none"
+            )
+        if self.aligned and self.k_block % self.TILE:
+            raise ValueError(
+                f"aligned=True needs key blocks of whole tiles of {self.TILE} keys, got "
+                f"k_block={self.k_block}"
+            )
 
     @functools.cached_property
     def ranges(self) -> dict[int, Range]:
@@ -108,6 +126,13 @@ class Psa(Method):
         bounds = bounds if 1 in bounds else {1: 0.0, **bounds}
         return tuple(bounds), tuple(bounds.values())
 
+    @functools.cached_property
+    def _multiples(self) -> tuple[int, ...] | None:
+        """How many blocks of a ratio fill a tile, for the ratios of `_bounds`."""
+        if not self.aligned:
+            return None
+        return tuple(-(-ratio // (self.k_block // self.TILE)) for ratio in self._bounds[0])
+
     def plan(self, query: Query) -> BlockPlan:
         layout = query.layout
         cap = self._cap(query)
@@ -120,7 +145,7 @@ class Psa(Method):
         )
         named, bounds = self._bounds
         floor = self.floor if self.mode == "thresholdbound" else None
-        return keep_pyramid(scores, layout, named, bounds, floor, cap, self.ratios)
+        return keep_pyramid(scores, layout, named, bounds, floor, cap, self.ratios, self._multiples)
 
     @property
     def mean_budget(self) -> float | None:

@@ -119,31 +119,35 @@ def keep_pyramid(
     floor: float | None,
     cap: Tensor | None,
     ratios: tuple[int, ...],
+    multiples: tuple[int, ...] | None = None,
 ) -> BlockPlan:
     """Rank blocks by score, forced ones first, and read each at the level whose bound it lies
     before.
 
     Bounds are shares of ranked blocks, or with a `floor` shares of cumulative score (see
     `cumulative_ends`). `cap` uint8 [B, H, N] is the coarsest ratio a key block may be read at;
-    `ratios` are all that may come of it. Own and text blocks are read in full, text reads
-    everything, and no row reads nothing.
+    `ratios` are all that may come of it. With `multiples` the ranked blocks of a level are a
+    multiple of its number there (see `align_ends`). Own and text blocks are read in full, text
+    reads everything, and no row reads nothing.
     """
     least = None if floor is None else min(layout.N, int(floor * layout.N) + 1)
     if _use_kernels(scores):
         selection = kernels.load("selection")
         if least is None:
-            ends = quantile_ends(layout.N, bounds, scores.device)
+            ends = quantile_ends(layout.N, bounds, scores.device, multiples)
         else:
             at = _on_device(bounds, scores.device)
             ends = selection.cumulative_ends(scores, at, least, forced=layout.forced)
+            ends = _align_rows(ends, multiples, layout)
         rows = layout.text_rows if layout.has_text_rows else None
         lists = selection.list_levels(scores, ends, levels, ratios, layout.forced, rows, cap)
         return BlockPlan(layout, ratios, given=lists)
     rank = ranks(scores, layout.forced)
     if least is None:
-        ends = quantile_ends(layout.N, bounds, scores.device)
+        ends = quantile_ends(layout.N, bounds, scores.device, multiples)
     else:
         ends = cumulative_ends(scores, rank, bounds, least)
+        ends = _align_rows(ends, multiples, layout)
     return BlockPlan(layout, ratios, map=protect(levels_by_rank(rank, ends, levels), layout, cap))
 
 
@@ -161,10 +165,41 @@ def protect(levels: Tensor, layout: BlockLayout, cap: Tensor | None) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def quantile_ends(blocks: int, bounds: tuple[float, ...], device: torch.device) -> Tensor:
+def quantile_ends(
+    blocks: int,
+    bounds: tuple[float, ...],
+    device: torch.device,
+    multiples: tuple[int, ...] | None = None,
+) -> Tensor:
     """How many ranked blocks lie before each bound: ⌊bound · blocks⌋. int32 [R]."""
-    ends = [int(blocks * bound + 1e-9) for bound in bounds]
-    return torch.tensor(ends, dtype=torch.int32, device=device)
+    # Aligned levels are PSA's, where the last bit of a product may cost a block.
+    slack = 1e-9 if multiples is None else 0.0
+    ends = torch.tensor([int(blocks * bound + slack) for bound in bounds], dtype=torch.int32)
+    return (ends if multiples is None else align_ends(ends, multiples, blocks)).to(device)
+
+
+def align_ends(ends: Tensor, multiples: tuple[int, ...], blocks: int) -> Tensor:
+    """Ends of levels [..., R] moved so that the level i holds a multiple of `multiples[i]` blocks.
+
+    Each level begins where the one before it now ends. Its length is rounded up; where that would
+    reach the last block, down, and the rest is left to the next level.
+    """
+    aligned, start = [], torch.zeros_like(ends[..., 0])
+    for i, multiple in enumerate(multiples):
+        length = (ends[..., i] - start).clamp_min(0)
+        up = (length + multiple - 1) // multiple * multiple
+        down = (blocks - start) // multiple * multiple
+        start = start + torch.where(start + up >= blocks, down, up)
+        aligned.append(start)
+    return torch.stack(aligned, dim=-1)
+
+
+def _align_rows(ends: Tensor, multiples: tuple[int, ...] | None, layout: BlockLayout) -> Tensor:
+    """Forced blocks have no order among themselves: a bound inside them is one behind them."""
+    if multiples is None:
+        return ends
+    forced = layout.forced.sum(-1, keepdim=True, dtype=ends.dtype)
+    return align_ends(torch.maximum(ends, forced), multiples, layout.N)
 
 
 @functools.lru_cache(maxsize=64)

@@ -81,6 +81,7 @@ class PsaPreset:
     text_length: Count = ABSENT
     axis: Literal["block", "step"] = "block"
     importance: Literal["softmax", "surrogate"] = "softmax"
+    aligned: bool = False
 
     @property
     def similarity(self) -> tuple[float, float, float] | None:
@@ -119,6 +120,9 @@ def _read_preset(name: str, data: Any, section: str, model: PsaModel, source: st
 def _method(plain: PsaPreset, path: str) -> Method:
     """Dense first: a whole number of warm-up steps is a count, a fraction a share of them."""
     order = _order(plain, f"{path}.rearrange_method")
+    if plain.aligned and plain.block_size.tile_n != Psa.TILE:
+        own = plain.block_size.tile_n
+        fail(f"{path}.block_size.tile_n", f"must be {Psa.TILE} where aligned is true, got {own}")
     with errors_at(path):
         psa = Psa(
             mask_ratios=LEVELS if plain.mask_ratios is None else plain.mask_ratios,
@@ -129,6 +133,7 @@ def _method(plain: PsaPreset, path: str) -> Method:
             q_block=plain.block_size.m,
             k_block=plain.block_size.n,
             order=order,
+            aligned=plain.aligned,
         )
     if not plain.warmup_steps:
         return psa
