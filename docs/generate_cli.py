@@ -82,7 +82,7 @@ def split(text: str) -> tuple[str, list[str]]:
 
 def _names(param: Any) -> str:
     if not param.opts or not param.opts[0].startswith("-"):
-        return f"`{param.name.upper()}`"
+        return f"`{param.metavar or param.name.upper()}`"
     names = [f"`{name}`" for name in (*param.opts, *param.secondary_opts)]
     return " / ".join(names)
 

@@ -17,8 +17,8 @@ HEAVY = ("triton", "diffusers", "flash_attn", "transformers", "matplotlib")
 # Each module may import those with a smaller number, and its own package. A new part of the
 # library joins by one line.
 LAYERS = {
-    "kernels": 0, "value": 0, "version": 0, "error": 0, "moved": 0, "lazy": 0,
-    "strict_yaml": 1, "files": 1, "tokens": 1, "clips": 2, "planning": 2, "methods": 3,
+    "kernels": 0, "value": 0, "version": 0, "error": 0, "moved": 0, "lazy": 0, "strict_yaml": 1,
+    "files": 1, "name": 2, "device": 1, "tokens": 1, "clips": 2, "planning": 2, "methods": 3,
     "backends": 3, "presets": 4, "checks": 4, "attend": 5, "functional": 6, "integration": 7, "": 7,
     "maskbook": 8, "nano": 8, "generation": 9, "evaluation": 10, "experiments": 11, "cli": 12,
     "__main__": 13,

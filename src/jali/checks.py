@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from jali.backends import Task
-from jali.methods import Method
+from jali.methods import Dense, Method
 from jali.tokens.grid import TokenGrid
 from jali.tokens.padding import KeyPadding
+
+# Beyond these nobody calls sparse attention: no model has so many heads, and so few tokens are one
+# block, of which nothing can be left out.
+MOST_HEADS, FEWEST_TOKENS = 256, 128
 
 
 class Call(NamedTuple):
@@ -65,8 +69,9 @@ def check_call(
         raise ValueError("causal attention with padded keys is not supported; drop the padding")
     kind = None if padding is None else padding.kind
     q_grid, k_grid, task = _facts(
-        q.device, q.dtype, q.shape, k.shape, q_grid, k_grid, method.ratios, kind, causal
-    )
+        q.device, q.dtype, q.shape, k.shape, q_grid, k_grid, method.ratios, kind, causal,
+        sparse=not isinstance(method, Dense),
+    )  # fmt: skip
     if causal and offset is None and k_grid not in (None, q_grid):
         raise ValueError(
             f"a causal call with {Sq} queries and {Sk} other keys needs offset=, the first query's "
@@ -80,10 +85,11 @@ def check_call(
 def _facts(
     device: torch.device, dtype: torch.dtype, q: torch.Size, k: torch.Size,
     grid: TokenGrid | None, key_grid: TokenGrid | None,
-    ratios: tuple[int, ...], padding: str | None, causal: bool,
+    ratios: tuple[int, ...], padding: str | None, causal: bool, sparse: bool,
 ) -> tuple[TokenGrid, TokenGrid | None, Task]:  # fmt: skip
     """The queries' grid, the keys' where they are another sequence, and what is to be done."""
     Sq, Sk = q[2], k[2]
+    _check_order(q, k, grid, sparse)
     grid = grid or TokenGrid.flat(Sq)
     grid.check(Sq, "grid")
     if key_grid is not None:
@@ -103,6 +109,17 @@ def _facts(
         causal=causal,
     )
     return grid, key_grid, task
+
+
+def _check_order(q: torch.Size, k: torch.Size, grid: TokenGrid | None, sparse: bool) -> None:
+    """Refuse [B, S, H, D]: heads by the hundred with a block of tokens each, or the grid's tokens
+    where heads are."""
+    many = sparse and q[1] > MOST_HEADS and max(q[2], k[2]) <= FEWEST_TOKENS
+    if many or (grid is not None and grid.tokens == q[1] != q[2]):
+        raise ValueError(
+            f"q {list(q)} is [batch, heads, tokens, head_dim], so {q[1]} heads of {q[2]} tokens; "
+            f"if it is the other way round, pass q.transpose(1, 2), and k and v alike"
+        )
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -141,7 +158,10 @@ def _check_together(q: torch.Size, k: torch.Size, v: torch.Size, *kinds: Any) ->
     if q[3] != k[3]:
         raise ValueError(f"q and k must have one head dim, got {q[3]} and {k[3]}")
     if q[1] % k[1]:
-        raise ValueError(f"query heads must be a multiple of key heads, got {q[1]} and {k[1]}")
+        swapped = "; [batch, tokens, heads, head_dim] wants .transpose(1, 2)" * (q[2] == k[2])
+        raise ValueError(
+            f"query heads must be a multiple of key heads, got {q[1]} and {k[1]}{swapped}"
+        )
     dtypes, devices = kinds[:3], kinds[3:]
     for name, dtype in zip("qkv", dtypes, strict=True):
         if not dtype.is_floating_point or dtype.itemsize < 2:

@@ -1,12 +1,35 @@
-"""The two ways in which something does not work out, each told in one sentence for people."""
+"""The ways in which something does not work out, each told in one sentence for people."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable
 
 LONGEST = 300  # letters of a sentence; three lines of a terminal
 
 
 class InputError(ValueError):
     """What was given cannot be used as asked: it is the person's to change (exit code 2)."""
+
+
+class ArgumentError(InputError):
+    """An argument that cannot be: its `name`, and what it must be, or after a colon a sentence.
+
+    Other arguments stand in `must` in backquotes. The command line says flags for all of them.
+
+    >>> error = ArgumentError("preset", "does not go with `masks`")
+    >>> str(error), error.said_as("--{}".format)
+    ('preset does not go with masks', '--preset does not go with --masks')
+    """
+
+    def __init__(self, name: str, must: str) -> None:
+        self.name, self.must = name, must
+        super().__init__(self.said_as(str))
+
+    def said_as(self, word: Callable[[str], str]) -> str:
+        """The sentence with other names for the arguments."""
+        must = re.sub(r"`(\w+)`", lambda found: word(found[1]), self.must)
+        return f"{word(self.name)}{'' if must.startswith(':') else ' '}{must}"
 
 
 class JobError(RuntimeError):

@@ -28,6 +28,8 @@ DEEPEST_JSON = 100
 LONGEST_NUMBER = 20  # digits of a whole one: more than 64 bits hold
 LONGEST_NAME = 255  # bytes, on every usual file system
 _PART = re.compile(r"[0-9a-f]{8}\.part")  # how the name of an unfinished file ends
+# Opening one of these may run any program: no book is read from one, and none written to one.
+PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
 # What file systems without locks answer.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 

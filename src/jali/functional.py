@@ -153,10 +153,10 @@ def _sparse_attention(*values: Any) -> Tensor:
     _check_options(given)
     q, k, v = _heads_first(given.input_layout, given.q, given.k, given.v)
     _check_heads(q, given.head_num, given.input_layout)
-    q_grid = _grid(given.latent_shape_q, given.txt_len, q.shape[2], "latent_shape_q")
+    q_grid = _grid(given.latent_shape_q, given.txt_len, q, "latent_shape_q")
     k_grid = None
     if given.latent_shape_k is not None or k.shape[2] != q.shape[2]:
-        k_grid = _grid(given.latent_shape_k, given.txt_len, k.shape[2], "latent_shape_k")
+        k_grid = _grid(given.latent_shape_k, given.txt_len, k, "latent_shape_k")
     mask, scale, causal, backend = given.attn_mask, given.scale, given.is_causal, given.backend
     if given.sparse_type is None:
         out = _dense(q, k, v, mask, scale, causal, backend)
@@ -221,7 +221,8 @@ def _check_heads(q: Tensor, head_num: int, layout: str) -> None:
         )
 
 
-def _grid(shape: Sequence[int] | None, text: int, tokens: int, name: str) -> TokenGrid:
+def _grid(shape: Sequence[int] | None, text: int, x: Tensor, name: str) -> TokenGrid:
+    heads, tokens = x.shape[1], x.shape[2]
     if text < 0 or text > tokens:
         raise ValueError(f"txt_len must be in 0..{tokens}, the number of tokens; got {text}")
     if shape is None:
@@ -231,9 +232,11 @@ def _grid(shape: Sequence[int] | None, text: int, tokens: int, name: str) -> Tok
     if len(shape) != 3:
         raise ValueError(f"{name} is [frames, height, width], got {list(shape)}")
     if any(n < 1 for n in shape) or math.prod(shape) + text != tokens:
+        swapped = math.prod(shape) + text == heads
+        hint = "; heads and tokens are swapped: transpose(1, 2), or the other input_layout"
         raise ValueError(
             f"{name} {list(shape)} and txt_len {text} make {math.prod(shape) + text} tokens, "
-            f"but the tensor has {tokens}"
+            f"but the tensor has {tokens}{hint * swapped}"
         )
     return TokenGrid.video(*shape, text=text, text_side="front")
 

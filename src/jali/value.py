@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection
 from typing import Any
 
 
 def suggest(name: str, known: Collection[Any]) -> str:
     """'; did you mean …? known: …'"""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    likeness = 0.5 if len(name) <= 5 else 0.6  # a letter of a short word is much of it
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
     guess = f"; did you mean {close[0]!r}?" if close else ";"
     return f"{guess} known: {', '.join(map(str, known))}"
 
@@ -27,6 +29,14 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         raise TypeError(f"{name} must be an int, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_amount(name: str, value: Any) -> None:
+    """An amount is a finite real number, at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be finite and >= 0, got {value}")
 
 
 def check_share(name: str, value: float) -> None:

@@ -88,7 +88,7 @@ def test_which_rows_none_beats() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--methods=entropy,nothing"], "no preset 'nothing'"),
+        (["--methods=entropy,nothing"], "--methods: unknown method or preset 'nothing'"),
         (["--budgets=0.5,2"], "budgets are numbers in (0, 1], got '0.5,2'"),
         (["--masks=none.safetensors"], "none.safetensors"),
         (["--model=nothing"], "unknown model 'nothing'"),

@@ -64,7 +64,7 @@ def test_on_a_device_that_was_never_measured(jali: Jali, monkeypatch: pytest.Mon
 def test_a_device_that_is_not_there(jali: Jali) -> None:
     done = jali("doctor", "--device", "cuda")
     assert done.exit_code == 2
-    assert done.stderr == "jali: device is cuda, but torch sees no GPU here\n"
+    assert done.stderr == "jali: --device is cuda, but torch sees no GPU here\n"
 
 
 def test_the_proof(jali: Jali, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,20 +11,26 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from jali.cli import completion
 from jali.cli.exits import input_errors, job_errors
 from jali.cli.old_names import OldNames
 from jali.cli.options import (
     MACHINE,
     SIZES,
+    Command,
     PromptFile,
     Prompts,
+    check_file,
+    check_folder,
     read_budgets,
     read_names,
     with_settings,
 )
 from jali.cli.output import can_draw, make_table, number, print_json, progress_bar, say, tell_clips
 from jali.cli.quiet import quiet_libraries
+from jali.device import check_device
 from jali.generation.settings import Settings
+from jali.name import backend_names, method_names, preset_names
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,16 +51,25 @@ def bench() -> None:
     """Measure speed, each figure beside its error."""
 
 
-@app.command("kernel")
+@app.command("kernel", cls=Command)
 def kernel(
     shapes: Annotated[
-        str, typer.Option(help="Comma-separated; psa-32k and tiny are further ones.")
+        str,
+        typer.Option(
+            help="Comma-separated; psa-32k and tiny are further ones.",
+            show_default=SHAPES.replace(",", ", "),
+        ),
     ] = SHAPES,
     densities: Annotated[str, typer.Option(help="Asked budgets, comma-separated.")] = DENSITIES,
     inputs: Annotated[
         str, typer.Option(help="gaussian, structured, or both.")
     ] = "gaussian,structured",
-    backends: Annotated[str, typer.Option(help="Comma-separated.")] = "fa4,triton,flex,torch",
+    backends: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated.", autocompletion=completion.several(completion.backends)
+        ),
+    ] = "fa4,triton,flex,torch",
     methods: Annotated[str, typer.Option(help="Whole calls, comma-separated; 'all' for all.")] = "",
     device: Annotated[str, typer.Option(help="cuda or cpu; none given: cuda if there.")] = "",
     repeats: Annotated[
@@ -72,24 +87,27 @@ def kernel(
 
       jali bench kernel --output results.json --plot results.svg
     """
+    with input_errors():
+        if device:
+            check_device(device)
+        budgets = read_budgets(densities, "--densities: budgets")
+        names = _names(backends, backend_names()[1:], "backend", "--backends")
+        for file, flag in ((output, "--output"), (plot, "--plot")):
+            check_file(file, flag)
+        from jali.evaluation.bench.inputs import KINDS, SHAPES
+        from jali.evaluation.bench.kernel import METHODS, run
+        from jali.evaluation.bench.machine import machine
+        from jali.files import write_json
+        from jali.integration.models.checkpoint import choose_device
+
+        chosen = [SHAPES[name] for name in _names(shapes, SHAPES, "shape", "--shapes")]
+        kinds = _names(inputs, KINDS, "kind of input", "--inputs")
+        calls = list(METHODS)
+        if methods != "all":
+            calls = read_names(methods, METHODS, "method", "--methods")
+        where = choose_device(device or None)
     import torch
 
-    from jali.backends import BACKENDS
-    from jali.evaluation.bench.inputs import KINDS, SHAPES
-    from jali.evaluation.bench.kernel import METHODS, run
-    from jali.evaluation.bench.machine import machine
-    from jali.files import check_place, write_json
-
-    with input_errors():
-        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        chosen = [SHAPES[name] for name in _names(shapes, SHAPES, "shape")]
-        budgets = read_budgets(densities)
-        kinds = _names(inputs, KINDS, "kind of input")
-        names = _names(backends, BACKENDS, "backend")
-        calls = list(METHODS) if methods == "all" else read_names(methods, METHODS, "method")
-        for path in (output, plot):
-            if path is not None:
-                check_place(path)  # before any work, not after
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     console = Console(stderr=as_json)
     rows: list[KernelRow] = []
@@ -122,7 +140,11 @@ def kernel(
 def pipeline(
     settings: Settings,
     methods: Annotated[
-        str, typer.Option(help="Methods and presets, comma-separated; dense is always there.")
+        str,
+        typer.Option(
+            help="Methods and presets, comma-separated; dense is always there.",
+            autocompletion=completion.several(completion.methods),
+        ),
     ] = METHODS,
     budgets: Annotated[str, typer.Option(help="Asked budgets, comma-separated.")] = BUDGETS,
     masks: Annotated[Path | None, typer.Option(help="A calibrated MaskBook: cached too.")] = None,
@@ -147,16 +169,22 @@ def pipeline(
 
       jali bench pipeline --model nano --masks nano.safetensors --output-dir runs/cached
     """
-    from jali.evaluation.bench import pipeline as bench_
     from jali.files import read_json
-    from jali.generation.produce import check_sizes, load
     from jali.generation.prompts import select_prompts
 
     with input_errors():
-        asked = read_names(methods)
-        book = None if masks is None else str(masks)
-        runs = bench_.candidates(settings, asked, read_budgets(budgets), book)
+        known = (*method_names(), *preset_names(settings.model))
+        asked = read_names(methods.replace("-", "_"), known, "method or preset", "--methods")
+        shares = read_budgets(budgets, "--budgets")
         texts = select_prompts(settings.model, prompt, prompts, num_prompts, shipped=2)
+        check_folder(output_dir)
+        if masks is not None:
+            replace(settings, masks=str(masks)).check()
+        from jali.evaluation.bench import pipeline as bench_
+        from jali.generation.produce import check_sizes, load
+
+        book = None if masks is None else str(masks)
+        runs = bench_.candidates(settings, asked, shares, book)
         dense = runs[bench_.DENSE]
         folder = output_dir or Path("outputs") / f"bench-{dense.model}"
         bench_.check_empty(folder)
@@ -212,10 +240,10 @@ def _quality(row: PipelineRow, metric: str) -> str:
     return number(value, ".4f")
 
 
-def _names(given: str, known: Iterable[str], what: str) -> list[str]:
-    names = read_names(given, known, what)
+def _names(given: str, known: Iterable[str], what: str, flag: str) -> list[str]:
+    names = read_names(given, known, what, flag)
     if not names:
-        raise ValueError(f"name at least one {what}: {', '.join(known)}")
+        raise ValueError(f"{flag}: name at least one {what}: {', '.join(known)}")
     return names
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jali.cli.exits import input_errors, job_errors, refuse
-from jali.cli.options import Json, read_list
+from jali.cli.options import Command, Json, read_list
 from jali.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def book() -> None:
 
 @app.command(
     "info",
+    cls=Command,
     epilog="Examples:\n\njali book info wan.safetensors\n\njali book info wan.safetensors --verify",
 )
 def info(
@@ -57,6 +58,7 @@ def info(
 
 @app.command(
     "show",
+    cls=Command,
     epilog="Examples:\n\njali book show wan.safetensors --budget 0.3\n\n"
     "jali book show wan.safetensors --layer 12 --output heads.png",
 )
@@ -96,6 +98,7 @@ def show(
 
 @app.command(
     "resample",
+    cls=Command,
     epilog="Examples:\n\njali book resample wan.safetensors --steps 20 --output wan-20.safetensors"
     "\n\njali book resample wan.safetensors --grid 21x45x80 --output wan-720p.safetensors",
 )
@@ -127,6 +130,7 @@ def resample(
 
 @app.command(
     "merge",
+    cls=Command,
     epilog="Examples:\n\njali book merge a.safetensors b.safetensors --output both.safetensors",
 )
 def merge(path: Book, other: Book, output: Output, as_json: Json = False) -> None:
@@ -226,9 +230,11 @@ def _show(book: MaskBook, budget: float, costs: NDArray[np.float32], layer: int 
 
 
 def _open(path: Path) -> MaskBook:
-    from jali.maskbook import MaskBook
-
     with input_errors():
+        if not path.expanduser().exists():
+            raise ValueError(f"no book at {path}; make one with jali calibrate --output {path}")
+        from jali.maskbook import MaskBook
+
         return MaskBook.open(path)
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jali.cli.completion import words
 from jali.cli.exits import input_errors, job_errors
-from jali.cli.options import MACHINE, SIZES, PromptFile, read_list, with_settings
+from jali.cli.options import (
+    MACHINE,
+    SIZES,
+    PromptFile,
+    check_file,
+    read_budgets,
+    with_settings,
+)
 from jali.cli.output import progress_bar
+from jali.cli.quiet import quiet_libraries
+from jali.files import PICKLES
 from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,6 +33,7 @@ EXAMPLES = (
     "jali calibrate --model wan-t2v-1.3b --prompts mine.txt --output wan.safetensors --resume",
 )
 NUM_PROMPTS = 2
+BRANCHES = ("mean", "separate")
 
 
 @with_settings("model", *SIZES, *MACHINE)
@@ -39,7 +51,10 @@ def calibrate(
         str, typer.Option(help="Ready-made budgets; others are derived when they are asked for.")
     ] = "0.7,0.5,0.3",
     branches: Annotated[
-        str, typer.Option(help="mean (over guidance branches) or separate.")
+        str,
+        typer.Option(
+            help="mean (over guidance branches) or separate.", autocompletion=words(*BRANCHES)
+        ),
     ] = "mean",
     importance: Annotated[
         bool,
@@ -63,14 +78,22 @@ def calibrate(
     from jali.generation.prompts import select_prompts
 
     with input_errors():
-        ready = read_list(budgets, float, "--budgets are numbers in 0..1 with commas")
+        ready = read_budgets(budgets, "--budgets", zero=True) if budgets.strip() else []
+        if branches not in BRANCHES:
+            raise ValueError(f"--branches is {' or '.join(BRANCHES)}, got {branches!r}")
+        if not ready and not importance:
+            raise ValueError("--no-importance needs --budgets: nothing could be replayed")
+        _check_output(output)
         texts = select_prompts(settings.model, None, prompts, num_prompts, shipped=NUM_PROMPTS)
-        from jali.generation.produce import load
+        resolved = replace(settings, method="dense").resolve()
+        from jali.generation.produce import check_sizes, load
         from jali.maskbook.calibration import calibrate as record
         from jali.tokens.layout import Blocks
 
-        sizes = settings.pick(*SIZES)
-        pipe = load(settings)
+    quiet_libraries()
+    with job_errors():
+        pipe = load(resolved)
+        check_sizes(pipe, resolved)
     with job_errors(), progress_bar(quiet=as_json) as tell:
         book = record(
             pipe,
@@ -83,9 +106,18 @@ def calibrate(
             blocks=Blocks(q_block, k_block),
             resume=resume,
             progress=lambda at: _tell(at, tell),
-            **{name: value for name, value in sizes.items() if value is not None},
+            **{name: value for name, value in settings.pick(*SIZES).items() if value is not None},
         )
     report_book(book, as_json)
+
+
+def _check_output(output: Path) -> None:
+    check_file(output)
+    if output.suffix.lower() in PICKLES:
+        raise ValueError(
+            f"--output {output}: a book is a .safetensors file, never a pickle: use "
+            f"{output.with_suffix('.safetensors')}"
+        )
 
 
 def _tell(at: Progress, tell: Tell) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jali.cli.completion import methods
 from jali.cli.exits import INTERRUPTED, input_errors, job_errors
 from jali.cli.options import Json
+from jali.cli.options import check_folder as check_no_file
 from jali.cli.output import make_table, number, print_json, progress_bar, say
 
 if TYPE_CHECKING:
@@ -38,13 +40,15 @@ def demo(
     ] = False,
     method: Annotated[
         str | None,
-        typer.Option(help="entropy, psa, rf_v2, ada_bsa, random, local.", show_default="entropy"),
+        typer.Option(help="One of {own_methods}.", show_default="entropy", autocompletion=methods),
     ] = None,
     budget: Annotated[
         float | None,
         typer.Option(help="Asked share of dense attention's work.", show_default="0.3"),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Of denoising.", show_default="8")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=50, help="Of denoising.", show_default="8")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides the noise that both start from.")] = 0,
     path: Annotated[
         Path | None, typer.Option(help="A folder with other weights of nano.", show_default=False)
@@ -64,16 +68,24 @@ def demo(
     given = [flag for flag, value in model_only.items() if value is not None]
     try:
         with input_errors():
-            from jali.evaluation.demo import clips
-            from jali.evaluation.demo.folder import check_folder
-            from jali.generation import Settings
             from jali.generation.prompts import as_typed, check_prompt
+            from jali.generation.settings import Settings
 
             if tensors and given:
                 raise ValueError(f"{given[0]} is about the model, which --tensors does without")
-            text = clips.PROMPT if prompt is None else as_typed(prompt.strip())
-            check_prompt(text, "--prompt")
-            Settings(clips.MODEL, budget=budget, seed=seed)  # whichever demo it will be
+            text = None if prompt is None else as_typed(prompt.strip())
+            if text is not None:
+                check_prompt(text, "--prompt")
+            if method in ("dense", "cached"):
+                why = "is compared with dense" if method == "dense" else "has no book here"
+                raise ValueError(f"--method {why}, so it is another one, got {method!r}")
+            own: Any = {"method": method, "budget": budget, "steps": steps, "path": path}
+            Settings("nano", seed=seed, **own).check()  # whichever demo it will be
+            check_no_file(output_dir)
+            from jali.evaluation.demo import clips
+            from jali.evaluation.demo.folder import check_folder
+
+            text = text or clips.PROMPT
             check_folder(output_dir)
             reason = None if tensors else clips.why_not(None if path is None else str(path))
             settings = None

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jali.cli.completion import words
 from jali.cli.exits import fail, input_errors, job_errors
 from jali.cli.options import Json
 from jali.cli.output import make_table, print_json, progress_bar, say
 from jali.cli.quiet import quiet_libraries
+from jali.device import check_device
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +28,10 @@ PROOF: dict[str, Any] = {"budget": 0.3, "height": 128, "width": 128, "num_frames
 
 def doctor(
     device: Annotated[
-        str | None, typer.Option(help="cuda or cpu; cuda where there is one.")
+        str | None,
+        typer.Option(
+            help="cuda or cpu; cuda where there is one.", autocompletion=words("cuda", "cpu")
+        ),
     ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Prove it: a short clip of nano, dense and sparse.")
@@ -36,6 +41,8 @@ def doctor(
     """Say what runs here, why the rest does not, and how much faster each model would get."""
     with hush_warnings():
         with input_errors():
+            if device is not None:
+                check_device(device)
             found = diagnose(device)
         if not as_json:
             _show(found)

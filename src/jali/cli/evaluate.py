@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jali.cli.exits import job_errors, refuse
-from jali.cli.options import Json, read_names
+from jali.cli.completion import several, words
+from jali.cli.exits import input_errors, job_errors
+from jali.cli.options import Json, check_file, read_names
 from jali.cli.output import make_table, print_json, say
+from jali.device import check_device
+from jali.name import METRICS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,11 +26,25 @@ ROWS = 20
 
 
 def evaluate(
+    clips: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CLIPS",
+            help="What is judged: a run folder, a folder of clips, or one clip.",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="REFERENCE", help="The dense ones, by the same names.", show_default=False
+        ),
+    ] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="Run folder, folder of clips, or one clip: the dense ones.")
+        Path | None, typer.Option(help="The same as the second argument.", show_default=False)
     ] = None,
     generated: Annotated[
-        Path | None, typer.Option(help="The same for the clips to be judged, by the same names.")
+        Path | None, typer.Option(help="The same as the first argument.", show_default=False)
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Write every value of every frame here, as JSON.")
@@ -37,9 +55,12 @@ def evaluate(
             help="Comma-separated: psnr, ssim, ms_ssim, lpips, lpips_vgg, vmaf, flicker; "
             "or all. None given: those that can run here, without lpips_vgg.",
             show_default=False,
+            autocompletion=several(words(*METRICS, "all")),
         ),
     ] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, or cuda:1.", autocompletion=words("cpu", "cuda"))
+    ] = "cpu",
     weights: Annotated[
         Path | None, typer.Option(help="Folder with LPIPS weights, instead of the cache.")
     ] = None,
@@ -55,16 +76,26 @@ def evaluate(
 
     Examples:
 
-      jali evaluate --reference out/dense --generated out/entropy --output metrics.json
+      jali evaluate out/entropy out/dense --output metrics.json
 
-      jali evaluate --reference a.mp4 --generated b.mp4 --metrics psnr,lpips --json
+      jali evaluate b.mp4 a.mp4 --metrics psnr,lpips --json
+
+      jali evaluate --reference out/dense --generated out/entropy
 
       jali evaluate --fetch-weights
     """
     from rich.console import Console
 
+    with input_errors():
+        generated = _one_of(clips, generated, "CLIPS", "--generated")
+        reference = _one_of(against, reference, "REFERENCE", "--reference")
+        if not (fetch_weights and generated is None and reference is None):
+            _check_sides(generated, reference)
+        names = _read_metrics(metrics)
+        check_device(device)
+        check_file(output)
     with job_errors():
-        from jali.evaluation.quality.evaluation import METRICS, evaluate
+        from jali.evaluation.quality.evaluation import evaluate
         from jali.evaluation.quality.result import check_output, write_evaluation
         from jali.evaluation.quality.weights import fetch
 
@@ -73,12 +104,10 @@ def evaluate(
                 typer.echo(f"LPIPS weights: {file}", err=as_json)
             if reference is None and generated is None:
                 return
-        if reference is None or generated is None:
-            refuse("evaluate needs both --reference and --generated")
+        assert reference is not None
+        assert generated is not None
         if output is not None:
             check_output(output)  # before an hour of work, not after
-        asked = read_names(metrics.lower().replace("-", "_"))
-        names = METRICS if asked == ["all"] else asked or None
         with Console(stderr=True).status("reading") as status:
             found = evaluate(
                 reference, generated, names, device=device, weights=weights, partial=partial,
@@ -90,6 +119,32 @@ def evaluate(
         print_json(_brief(found), indent=1, allow_nan=False)
     else:
         _show(found, output)
+
+
+def _one_of(argument: Path | None, option: Path | None, name: str, flag: str) -> Path | None:
+    """A side by its place or by its flag."""
+    if argument is not None and option is not None:
+        raise ValueError(f"{name} and {flag} are the same; got {argument} and {option}")
+    return option if argument is None else argument
+
+
+def _check_sides(generated: Path | None, reference: Path | None) -> None:
+    if generated is None or reference is None:
+        raise ValueError(
+            "evaluate needs two: jali evaluate CLIPS REFERENCE, or both --reference and --generated"
+        )
+    for side, path in (("CLIPS", generated), ("REFERENCE", reference)):
+        if not path.expanduser().exists():
+            raise ValueError(f"{side}: {path} does not exist")
+
+
+def _read_metrics(given: str) -> Sequence[str] | None:
+    asked = read_names(given.lower().replace("-", "_"))
+    if asked == ["all"]:
+        return METRICS
+    if unknown := [name for name in asked if name not in METRICS]:
+        raise ValueError(f"--metrics are {', '.join(METRICS)}; got {', '.join(unknown)}")
+    return asked or None
 
 
 def _brief(found: Evaluation) -> dict[str, Any]:

@@ -74,6 +74,12 @@ def _refusal(error: Exception) -> bool:
 
 
 def _reason(error: BaseException) -> str:
+    from jali.error import ArgumentError
+
+    if isinstance(error, ArgumentError):
+        from jali.cli.options import flag_of
+
+        return error.said_as(flag_of)
     if isinstance(error, OSError) and error.strerror:
         return f"{f'{error.filename} cannot be used: ' if error.filename else ''}{error.strerror}"
     return str(error).strip() or type(error).__name__

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jali.cli.exits import input_errors, job_errors
-from jali.cli.options import PromptFile, Prompts, with_settings
+from jali.cli.options import PromptFile, Prompts, check_folder, with_settings
 from jali.cli.output import print_json, progress_bar, say, tell_clips
 from jali.cli.quiet import quiet_libraries
 from jali.generation.settings import Settings
@@ -53,8 +53,9 @@ def generate(
 
     with input_errors():
         check_ranks(settings)
-        settings = settings.resolve()
         texts = select_prompts(settings.model, prompt, prompts, num_prompts)
+        check_folder(output_dir)
+        settings = settings.resolve()
         folder = output_dir or choose_folder(settings, texts, with_dense)
         runs = plan_runs(settings, folder, with_dense)
     quiet_libraries()

@@ -11,11 +11,22 @@ import typer
 from rich.console import Console
 
 from jali import files
+from jali.cli import completion
 from jali.cli.exits import input_errors, job_errors
-from jali.cli.options import MACHINE, SIZES, Json, read_list, read_names, with_settings
+from jali.cli.options import (
+    MACHINE,
+    SIZES,
+    Json,
+    check_folder,
+    read_list,
+    read_names,
+    with_settings,
+)
 from jali.cli.output import can_draw, make_table, print_json, say
 from jali.cli.quiet import quiet_libraries
 from jali.generation.settings import Settings
+from jali.integration.models.registry import model_card
+from jali.name import method_names
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +47,14 @@ def inspect(
     cost: Annotated[
         float, typer.Option(help="Share of dense attention's work that every method may do.")
     ] = 0.25,
-    methods: Annotated[str, typer.Option(help="Comma-separated.", show_default="all of them")] = "",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: {own_methods}.",
+            show_default="all of them",
+            autocompletion=completion.several(completion.methods),
+        ),
+    ] = "",
     at_layers: Annotated[
         str, typer.Option(help="Comma-separated.", show_default="three over the depth")
     ] = "",
@@ -48,25 +66,26 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show which method suits a model: what each keeps of its attention at equal cost."""
-    from jali.evaluation.inspection import capture, judge
-    from jali.generation.produce import check_sizes, load
     from jali.generation.prompts import select_prompts
-    from jali.methods import METHODS
 
     with input_errors():
         if not 0 < cost < 1:
             raise ValueError(f"--cost must be above 0 and below 1, got {cost}")
-        names = read_names(methods, [name for name in METHODS if name != "dense"], "method")
+        known = [name for name in method_names() if name != "dense"]
+        names = read_names(methods, known, "method", "--methods")
         layers, at = (
             read_list(given, int, f"{flag} are whole numbers, comma-separated") or None
             for given, flag in ((at_layers, "--at-layers"), (at_steps, "--at-steps"))
         )
-        settings = replace(settings, method="dense").resolve()
+        _check_places(settings, layers, at)
         text = select_prompts(settings.model, None if prompt is None else [prompt], count=1)[0]
+        check_folder(output_dir)
+        from jali.evaluation.inspection import capture, judge
+        from jali.generation.produce import check_sizes, load
+
+        settings = replace(settings, method="dense").resolve()
         folder = output_dir or Path("outputs") / f"inspect-{settings.model}"
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--output-dir {folder} is a file")
-        files.check_place(folder)
+        check_folder(folder)
     quiet_libraries()
     with job_errors(), Console(stderr=True).status("loading", spinner="line") as status:
         pipe = load(settings)
@@ -83,6 +102,18 @@ def inspect(
         print_json(facts)
     else:
         _show(found, folder, written)
+
+
+def _check_places(settings: Settings, layers: list[int] | None, steps: list[int] | None) -> None:
+    """Refuse layers and steps that there are not, as far as the registry knows."""
+    card = model_card(settings.model)
+    counts = {"--at-steps": (steps, settings.steps or card.steps)}
+    if settings.path is None:
+        counts["--at-layers"] = (layers, sum(card.layers))
+    for flag, (asked, count) in counts.items():
+        for place in asked or ():
+            if not 0 <= place < count:
+                raise ValueError(f"{flag} count from 0 to {count - 1}, got {place}")
 
 
 def _facts(found: list[JudgedCall], settings: Settings, prompt: str) -> dict[str, Any]:

@@ -24,11 +24,21 @@ from jali.cli import (
 )
 from jali.cli.exits import INTERRUPTED, short_usage_errors
 from jali.cli.old_names import OldNames
+from jali.cli.options import Command, shorten_help
 from jali.cli.output import write_any_sign
 
 
 class Commands(TyperGroup):
     """The group of all commands: Ctrl-C ends any of them with 130, and nothing half-written."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for param in self.get_params(ctx):
+            shorten_help(param)
+            if param.name == "install_completion":
+                param.help = "Complete words with Tab from now on, in this shell."  # type: ignore[attr-defined]
+            elif param.name == "show_completion":
+                param.hidden = True  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
 
     def main(self, *args: Any, **more: Any) -> Any:
         write_any_sign()
@@ -55,7 +65,6 @@ def examples(lines: Sequence[str]) -> str:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -65,7 +74,7 @@ app = typer.Typer(
 def add(run: Callable[..., None], text: str, lines: Sequence[str] = (), **more: Any) -> None:
     """A command by its function's name; examples that its docstring has are not repeated."""
     epilog = examples(lines) if lines else None
-    app.command(run.__name__, short_help=text, epilog=epilog, **more)(run)
+    app.command(run.__name__, short_help=text, epilog=epilog, **({"cls": Command} | more))(run)
 
 
 # In the order in which people need them; one line each, so that the help fits a screen.

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from jali.cli.options import NamesMethods
+from jali.cli.options import Command
 from jali.cli.psa_command import as_psa
 
 # What an old flag becomes; its value, where it has one, follows.
@@ -62,7 +62,7 @@ def _words(arguments: list[str], known: frozenset[str]) -> Iterator[str]:
             yield RENAMED.get(name, dashed if dashed in known else name) + equals + value
 
 
-class OldNames(NamesMethods):
+class OldNames(Command):
     """A command that also takes the flags of ESA's and PSA's scripts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -12,11 +12,15 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from jali import files
+from jali.cli import completion
 from jali.cli.exits import input_errors
 from jali.error import show
 from jali.generation import settings as described
 from jali.generation.prompts import as_typed
-from jali.generation.settings import SettingDescription, SettingError, Settings
+from jali.generation.settings import SettingDescription, Settings
+from jali.name import method_names
+from jali.value import suggest
 
 ATTENTION, SIZE, PLACE = described.ATTENTION, described.SIZE, described.PLACE
 T = TypeVar("T")
@@ -37,13 +41,16 @@ Prompts = Annotated[
 ]
 
 
-def with_settings(*names: str, **changes: Mapping[str, Any]) -> Callable[..., Any]:
+def with_settings(
+    *names: str, check: bool = True, **changes: Mapping[str, Any]
+) -> Callable[..., Any]:
     """Give a command the options of these settings (of all, where none is named), and hand it the
     finished `Settings` as its argument `settings`.
 
     The command's own parameters stay as they are. `changes` replaces words of a description for
     one command, as `masks={"help": "A book to replay instead of calibrating."}`. A value that a
-    setting cannot have ends the command with code 2 and the flag's name.
+    setting cannot have ends the command with code 2 and the flag's name; with `check` so does
+    what can be told without torch.
 
     >>> @app.command()
     ... @with_settings("model", "steps", "device")
@@ -75,6 +82,8 @@ def with_settings(*names: str, **changes: Mapping[str, Any]) -> Callable[..., An
         def run(**given: Any) -> Any:
             with input_errors():
                 settings = settings_of({name: given.pop(name) for name in wanted})
+                if check:
+                    settings.check()
             return command(settings=settings, **given)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -92,15 +101,14 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         found[name] = read_pairs(value, flag_of(name)) if mapping else value
     if found.get("negative_prompt"):
         found["negative_prompt"] = as_typed(found["negative_prompt"])
-    try:
-        return Settings(**found)
-    except SettingError as error:
-        raise ValueError(f"{flag_of(error.name)} {error.must}") from None
+    return Settings(**found)
 
 
 def flag_of(name: str) -> str:
-    """The option of a setting, as it is typed."""
-    return (DESCRIPTIONS[name].flag or f"--{name.replace('_', '-')}").partition("/")[0]
+    """The option of an argument, as it is typed."""
+    about = DESCRIPTIONS.get(name)
+    own = None if about is None else about.flag
+    return (own or f"--{name.replace('_', '-')}").partition("/")[0]
 
 
 def read_pairs(given: list[str] | None, flag: str) -> dict[str, Any]:
@@ -121,6 +129,28 @@ def read_pairs(given: list[str] | None, flag: str) -> dict[str, Any]:
     return found
 
 
+def check_folder(folder: Path | None, flag: str = "--output-dir") -> None:
+    """Refuse a file in the place of a folder, or one that cannot be made, before anything slow."""
+    if folder is not None and folder.is_file():
+        raise ValueError(f"{flag}: {folder} is a file, and a run needs a folder")
+    _check_place(folder, flag)
+
+
+def check_file(file: Path | None, flag: str = "--output") -> None:
+    """Refuse a folder in the place of a file, or one that cannot be made, before anything slow."""
+    if file is not None and file.is_dir():
+        raise ValueError(f"{flag} {file} is a folder; name a file in it")
+    _check_place(file, flag)
+
+
+def _check_place(path: Path | None, flag: str) -> None:
+    try:
+        if path is not None:
+            files.check_place(path)
+    except files.WriteError as error:
+        raise ValueError(f"{flag}: {error}") from None
+
+
 def read_list(given: str, kind: Callable[[str], T], rule: str) -> list[T]:
     """The parts between commas, each read as `kind`; a ValueError tells the rule."""
     try:
@@ -129,22 +159,20 @@ def read_list(given: str, kind: Callable[[str], T], rule: str) -> list[T]:
         raise ValueError(f"{rule}, got {given!r}") from None
 
 
-def read_names(given: str, known: Iterable[str] = (), what: str = "") -> list[str]:
+def read_names(given: str, known: Iterable[str] = (), what: str = "", flag: str = "") -> list[str]:
     """The names between commas; one that is not `known`, where those are given, is refused."""
     names, known = read_list(given, str, ""), list(known)
     for name in names:
         if known and name not in known:
-            from jali.value import suggest
-
-            raise ValueError(f"unknown {what} {name!r}{suggest(name, known)}")
+            raise ValueError(f"{flag}: unknown {what} {name!r}{suggest(name, known)}")
     return names
 
 
-def read_budgets(given: str) -> list[float]:
+def read_budgets(given: str, flag: str, zero: bool = False) -> list[float]:
     """Shares between commas, at least one."""
-    rule = "budgets are numbers in (0, 1]"
+    rule = f"{flag} are numbers in {'[' if zero else '('}0, 1]"
     found = read_list(given, float, rule)
-    if not found or any(not 0 < share <= 1 for share in found):
+    if not found or not all(0 < share <= 1 or (zero and share == 0) for share in found):
         raise ValueError(f"{rule}, got {given!r}")
     return found
 
@@ -158,7 +186,9 @@ def _parameter(name: str, about: SettingDescription) -> inspect.Parameter:
     option = typer.Option(
         *([] if about.flag is None else [about.flag]),
         help=about.help,
+        metavar="N=V" if about.kind is Mapping else None,
         rich_help_panel=about.panel,
+        autocompletion=completion.SETTINGS.get(name),
         show_default=about.shown or (default is not None and default is not False),
     )
     annotation: Any = Annotated[kind if default is not None else kind | None, option]
@@ -167,27 +197,50 @@ def _parameter(name: str, about: SettingDescription) -> inspect.Parameter:
     )
 
 
-class NamesMethods(TyperCommand):
-    """A command whose help names every method that is registered, also from outside.
+class Command(TyperCommand):
+    """A command whose help leaves words their room, and names every method that is registered,
+    also from outside."""
 
-    They are looked up when help is asked for: the registry needs torch, and nothing else here does.
-    """
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """A value that is no number, or out of range, is said as it was typed."""
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            for name in () if error.param is None else error.param.opts:
+                for word, after in zip(typed, [*typed[1:], ""], strict=False):
+                    if word == name or word.startswith(f"{name}="):
+                        value = after if word == name else word.partition("=")[2]
+                        error.message = f"{error.message}, got {value!r}"
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         name_methods(self)
-        for param in self.params:  # flags in a column of their own leave the words no room
-            if param.secondary_opts:
-                param.help = f"{param.help} Or {param.secondary_opts.pop()}."  # type: ignore[attr-defined]
+        for param in self.get_params(ctx):
+            shorten_help(param)
         super().format_help(ctx, formatter)
 
 
+def shorten_help(param: Any) -> None:
+    """No type beside a flag, a short one elsewhere, no column for a flag's opposite."""
+    if getattr(param, "is_flag", False):
+        param.metavar = ""
+        if param.secondary_opts:
+            param.help = f"{param.help} Or {param.secondary_opts.pop()}."
+    elif getattr(param, "multiple", False) and param.metavar is None:
+        param.metavar = "<str>"
+    elif getattr(param, "min", None) is not None and param.metavar is None:
+        param.metavar = "<int>"
+
+
 def name_methods(command: Any) -> None:
-    """Put the methods' names where a help text has `{methods}` or `{sparse_methods}`."""
+    """Put the methods' names where a help text has `{methods}`, `{sparse_methods}` (not dense) or
+    `{own_methods}` (nor cached, which needs a book)."""
+    known = ", ".join(method_names())
+    own = known.removeprefix("dense, ")
     for param in command.params:
         text = getattr(param, "help", None) or ""
         if "methods}" in text:
-            from jali.methods import METHODS
-
-            known = ", ".join([*METHODS, "cached"])
-            sparse = ", ".join([*(name for name in METHODS if name != "dense"), "cached"])
-            param.help = text.format(methods=known, sparse_methods=sparse)
+            param.help = text.format(
+                methods=f"{known}, cached", sparse_methods=f"{own}, cached", own_methods=own
+            )

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jali.cli import completion
 from jali.cli.exits import input_errors
 from jali.cli.options import Json
 from jali.cli.output import make_table, print_json, say
+from jali.name import preset_names, resolve_model
+from jali.value import suggest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,8 +28,16 @@ EXAMPLES = (
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Show this one in full.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only this model's; any of its names.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show this one in full.", show_default=False, autocompletion=completion.presets
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Only this model's; any of its names.", autocompletion=completion.models),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Of a file, in jali's format or PSA's.")
     ] = None,
@@ -47,6 +58,15 @@ def presets(
 
 
 def _find(name: str | None, model: str | None, config: Path | None) -> list[Preset]:
+    if config is None and name is not None:
+        known = preset_names(model)
+        if name.replace("-", "_") not in known:
+            whose = f"{resolve_model(model)} has no" if model else "unknown"
+            raise ValueError(f"{whose} preset {name!r}{suggest(name, known)}")
+    elif config is None and model is not None:
+        resolve_model(model)
+    elif config is not None and not config.expanduser().is_file():
+        raise ValueError(f"--config: no preset file {config}")
     from jali.presets import load_preset, presets, read_file
 
     if name is not None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jali.value import check_count
+
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?B?", re.IGNORECASE)
 MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 NAMES = ("partition", "account", "qos", "constraint")
@@ -31,9 +33,7 @@ class Resources:
 
     def __post_init__(self) -> None:
         for name, least in (("gpus", 0), ("cpus_per_task", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
+            check_count(name, getattr(self, name), least)
         for name, value in self.names().items():
             if value is not None and not (isinstance(value, str) and NAME[name].fullmatch(value)):
                 raise ValueError(f"{name} must be a name, one plain word, got {value!r}")

@@ -17,20 +17,14 @@ Q_BLOCK, K_BLOCK = 256, 128  # of a book's masks
 LOSSLESS = 0.45  # bytes of ffv1 per byte of RGB: generated clips lie between 0.3 and 0.6
 PEOPLE = 0.01  # the same for the mp4 beside it
 RECORDING = 1.1  # a calibrating run against a dense one
-# A transformer that pads its latent frames to whole patches takes more lengths than whole patches.
-FRAMES = {"cogvideox1.5-5b": 4}
 
 
 def known_strides(model: str) -> Strides | None:
     """What a size must be a multiple of; None for a model whose geometry is not written down."""
     from jali.integration.models.registry import MODELS
-    from jali.integration.models.size import Strides
+    from jali.integration.models.size import usual_strides
 
-    card = MODELS.get(model)
-    if card is None:
-        return None
-    frames, height, width = card.token_size
-    return Strides(height, width, 0 if card.image else FRAMES.get(model, frames))
+    return usual_strides(MODELS[model]) if model in MODELS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import dataclasses
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from jali.error import ArgumentError
 from jali.integration.config import BUDGET, WARMUP
-from jali.integration.modes import Handle
 from jali.maskbook import MaskBook
 from jali.maskbook.cached import Cached
 from jali.methods import Method, Schedule
@@ -15,24 +15,18 @@ from jali.planning.budget import Budget
 
 if TYPE_CHECKING:
     from jali.generation.settings import Settings
+    from jali.integration.modes import Handle
 
 
 def cached_method(settings: Settings) -> Method:
     """The book of the settings inside the usual schedule, as `cached_processor_mode` makes it."""
-    for name in ("preset", "config"):
-        if getattr(settings, name) is not None:
-            raise ValueError(f"masks and {name} are two methods at once; leave one of them out")
-    if settings.method not in (None, "cached"):
-        raise ValueError(
-            f"masks are read by the method cached, not by {settings.method}; leave one out"
-        )
-    if settings.options:
-        raise ValueError(f"the method cached has no options, got {', '.join(settings.options)}")
     book = MaskBook.open(str(settings.masks))
     if settings.steps not in (None, book.steps):
-        raise ValueError(
-            f"the book {settings.masks} is for {book.steps} steps, and {settings.steps} are asked "
-            f"for; make one that fits: jali book resample {settings.masks} --steps {settings.steps}"
+        raise ArgumentError(
+            "steps",
+            f": the book {settings.masks} is for {book.steps} steps, and {settings.steps} are "
+            f"asked for; make one that fits: jali book resample {settings.masks} --steps "
+            f"{settings.steps}",
         )
     share = BUDGET if settings.budget is None else settings.budget
     first = settings.dense_first_layer is not False

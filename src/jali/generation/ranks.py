@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jali.error import ArgumentError
 from jali.generation.settings import Settings
 
 
@@ -38,9 +39,10 @@ def check_ranks(settings: Settings) -> None:
     if asked == running:
         return
     if running == 1:
-        raise ValueError(
-            f"{name} {asked} needs {asked} processes and this is one alone; start them with "
-            f"torchrun --nproc-per-node {asked} -m jali generate …"
+        raise ArgumentError(
+            name,
+            f"{asked} needs {asked} processes and this is one alone; start them with "
+            f"torchrun --nproc-per-node {asked} -m jali generate …",
         )
     raise ValueError(
         f"torchrun started {running} processes, but the run is for {asked}: "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali import files
-from jali.error import InputError, show
+from jali.error import ArgumentError, show
 
 if TYPE_CHECKING:
     from jali.methods import Method
@@ -25,12 +25,8 @@ LARGEST_SEED = 2**63 - 1  # torch takes 64 bits, and clip i has seed + i
 RULES = {str: "text", Path: "text", bool: "true or false", Mapping: "names with their values"}
 
 
-class SettingError(InputError):
+class SettingError(ArgumentError):
     """A value that a setting cannot have: `name` and what it `must` be, the value included."""
-
-    def __init__(self, name: str, must: str) -> None:
-        super().__init__(f"{name} {must}")
-        self.name, self.must = name, must
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,7 @@ class Settings:
     backend: str = setting(str, "auto", ATTENTION, "auto, or one of `jali doctor`.")
     warmup_frac: float | int | None = setting(
         float, None, ATTENTION, "Share of dense first steps.", shown="0.2, or the preset's",
-        rule="a share in [0, 1], or an int count of steps", least=0, most=1)
+        rule="a share in [0, 1]", least=0, most=1)
     dense_first_layer: bool | None = setting(
         bool, None, ATTENTION, "Whether layer 0 stays dense.",
         flag="--dense-first-layer/--sparse-first-layer")
@@ -168,13 +164,15 @@ class Settings:
             elif not (value is None and own.default is None):
                 self._check(own.name, value, about)
         if self.context_parallel > 1 and self.tensor_parallel > 1:
-            raise ValueError("context_parallel and tensor_parallel do not go together yet: one is")
+            raise SettingError(
+                "context_parallel", "and `tensor_parallel` do not go together; leave one at 1"
+            )
 
     def _check(self, name: str, value: Any, about: SettingDescription) -> None:
         if name == "budget" and value == 0 and self.attention is not None:
             return  # of a method written out, which may ask for nothing beyond forced blocks
-        if name == "warmup_frac" and isinstance(value, int) and value > 1:
-            about = replace(about, most=MOST)  # a count of steps
+        if name == "warmup_frac" and isinstance(value, int):  # a count of steps
+            about = replace(about, most=MOST, rule="a share in [0, 1], or a count of steps")
         about.check(name, value)
 
     @property
@@ -188,10 +186,14 @@ class Settings:
         Whatever cannot be is refused here, before any weights are read, and a run in which nothing
         will be sparse is warned of. Device and precision are those of a pipeline that is given.
         """
+        from jali.backends import Task, choose
         from jali.integration.models.checkpoint import choose_device, choose_dtype
         from jali.integration.models.registry import model_card
+        from jali.methods import Dense
 
         card = model_card(self.model)
+        if pipe is None:
+            self.check()
         device = choose_device(self.device)
         dtype = choose_dtype(self.dtype, device)
         if pipe is not None:
@@ -202,6 +204,15 @@ class Settings:
             device, dtype = where, pipe.transformer.dtype
 
         method, steps = self.make_method(), card.steps
+        if pipe is None and self.path is None and not isinstance(_inner(method), Dense):
+            task = Task(
+                device, dtype, card.head_dim, card.heads, card.heads, card.tokens, card.tokens,
+                method.ratios,
+            )  # fmt: skip
+            try:
+                choose(self.backend, task)
+            except ValueError as error:
+                raise SettingError("backend", f": {error}") from None
         if self.masks is not None:
             from jali.generation.calibrated import steps_of
 
@@ -230,11 +241,19 @@ class Settings:
             if sentence is not None:
                 log.warning("jali: %s", sentence)
 
+    def check(self) -> None:
+        """Refuse what can be told without torch, which takes seconds to load."""
+        from jali.generation.check import check_settings
+
+        check_settings(self)
+
     def make_method(self) -> Method:
         """The method with its schedule, exactly as it will run."""
-        from jali.integration.modes import chosen_method
+        from jali.generation.check import check_attention
+        from jali.integration.choice import chosen_method
         from jali.presets.method import read_method
 
+        check_attention(self)
         if self.attention is not None and self.masks is None:
             method = read_method(self.attention, "attention")
             said = _describe(replace(self, budget=None), method)
@@ -250,8 +269,6 @@ class Settings:
             from jali.generation.calibrated import cached_method
 
             return cached_method(self)
-        if self.method == "cached":
-            raise ValueError("the method cached reads a calibrated MaskBook: give masks")
         preset = self.find_preset()
         return chosen_method(
             self.method or "entropy" if preset is None else preset.method,
@@ -268,17 +285,13 @@ class Settings:
         from jali.integration.models.registry import model_card
         from jali.presets import load_preset
 
-        if self.options:
-            raise ValueError(
-                f"a preset is complete: {', '.join(self.options)} cannot be added to it; name a "
-                f"method instead, or write a preset file of your own"
-            )
         preset = load_preset(self.preset, model_card(self.model).name, self.config)
         found = _inner(preset.method).name
         if self.method is not None and self.method != found:
-            raise ValueError(
-                f"the preset {preset.name!r} is of the method {found}, but the method asked for "
-                f"is {self.method}; leave one of the two out"
+            raise SettingError(
+                "preset",
+                f": the preset {preset.name!r} is of the method {found}, but the method asked for "
+                f"is {self.method}; leave one of the two out",
             )
         return preset
 
@@ -288,9 +301,11 @@ class Settings:
             return {}
         from jali.presets.method import read_method
 
-        made = read_method(
-            {"method": self.method or "entropy", "options": dict(self.options)}, "the method"
-        )
+        name = self.method or "entropy"
+        try:
+            made = read_method({"method": name, "options": dict(self.options)}, f"method {name}")
+        except ValueError as error:
+            raise SettingError("options", f": {error}") from None
         return {name: getattr(made, name) for name in self.options}
 
     # As plain values

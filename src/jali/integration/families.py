@@ -113,7 +113,11 @@ def family_of(transformer: Any) -> Family:
     for kind in type(transformer).__mro__:
         if kind.__name__ in FAMILIES:
             return FAMILIES[kind.__name__]
-    raise ValueError(
-        f"jali does not know {type(transformer).__name__}; it knows "
-        f"{', '.join(FAMILIES)}. Describe another class with jali.register_family(Family(...))"
-    )
+    name = type(transformer).__name__
+    own = "Describe another class with jali.register_family(Family(...))"
+    if "transformer" not in name.lower():
+        raise ValueError(
+            f"{name} is no transformer that jali knows: give a diffusers pipeline or its "
+            f".transformer. {own}"
+        )
+    raise ValueError(f"jali does not know {name}; it knows {', '.join(FAMILIES)}. {own}")

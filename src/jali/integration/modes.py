@@ -6,21 +6,20 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from jali.backends import check_name
 from jali.integration.attachment import Attachment, attach, self_attentions, unwrapped, user_backend
+from jali.integration.choice import chosen_method
 from jali.integration.clock import Clock
-from jali.integration.config import BUDGET, WARMUP
 from jali.integration.models.preset import check_preset, preset_for
 from jali.integration.run import Run
 from jali.integration.stats import Stats
-from jali.methods import METHODS, Dense, Method, Schedule, make_method
+from jali.methods import METHODS, Method, Schedule
 from jali.presets import Preset
-from jali.value import check_choice, check_share, check_steps
+from jali.value import check_choice, check_count
 
 log = logging.getLogger("jali")
 
@@ -112,9 +111,10 @@ def apply_sparse_attention(
     check_choice("when", when, WHEN)
     check_choice("finite", finite, FINITE)
     check_choice("unknown_masks", unknown_masks, UNKNOWN_MASKS)
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise ValueError(f"steps must be a count of at least 1, got {steps!r}")
+    if steps is not None:
+        check_count("steps", steps)
     pipe, transformers = transformers_of(target)
+    layers = [self_attentions(module) for _, module in transformers]  # refused before any change
     if isinstance(method, str) and method not in METHODS:
         method = preset_for(method, model, pipe, transformers)
     chosen = chosen_method(method, mean_budget, warmup_frac, dense_first_layer, model, options)
@@ -126,7 +126,6 @@ def apply_sparse_attention(
             "a bare transformer does not say how many steps there will be: give steps=, or "
             "warmup_frac=0 (or a count, as in warmup_frac=5)"
         )
-    layers = [self_attentions(module) for _, module in transformers]  # refused before any change
     clock = Clock(None if pipe is None else weakref.ref(pipe), steps)
     run = Run(chosen, backend, when, finite, clock, preset=preset, unknown_masks=unknown_masks)
     handle = Handle(run, [])
@@ -203,55 +202,6 @@ def make_step_callback(state: Any = None) -> Callable[..., dict[str, Any]]:  # n
 _make_step_callback = make_step_callback  # as ESA spells it
 
 
-def chosen_method(
-    asked: Any,
-    budget: float | None,
-    warmup: float | int | None,
-    first_layer: bool | None,
-    model: str | None,
-    options: dict[str, Any],
-) -> Method:
-    """The method of a run inside its schedule, as `apply_sparse_attention` would make it."""
-    if budget is not None:
-        check_share("mean_budget", budget)
-    if warmup is not None:
-        check_steps("warmup_frac", warmup)
-    by_name = isinstance(asked, str) and asked in METHODS
-    if by_name:
-        method = make_method(asked, **options)
-        if budget is None and not {"budget", "sparsity", "mask_ratios"} & set(options):
-            budget = None if isinstance(method, Dense) else BUDGET
-        warmup = WARMUP if warmup is None else warmup
-        first_layer = True if first_layer is None else first_layer
-    else:
-        asked = preset_for(asked, model) if isinstance(asked, str) else asked
-        found = asked if isinstance(asked, Method) else getattr(asked, "method", None)
-        if not isinstance(found, Method):
-            raise TypeError(f"a method is a name, a Method or a preset, got {asked!r}")
-        method = found
-        if options:
-            raise TypeError(f"{method} is complete; {sorted(options)} cannot be added to it")
-    if budget is not None:
-        method = method.with_budget(budget)
-    if isinstance(method, Dense):
-        return method
-    return with_schedule(method, warmup, first_layer)
-
-
-def with_schedule(method: Method, warmup: float | int | None, first_layer: bool | None) -> Method:
-    """What is given explicitly wins over the method's own schedule."""
-    if warmup is None and first_layer is None:
-        return method
-    own = method if isinstance(method, Schedule) else Schedule(method)
-    if warmup is not None:
-        # 1 as an int counts steps; 0 and 0.0 mean the same.
-        own = replace(own, dense_steps=warmup)
-    if first_layer is not None:
-        others = tuple(layer for layer in own.dense_layers if layer != 0)
-        own = replace(own, dense_layers=(0, *others) if first_layer else others)
-    return own
-
-
 def transformers_of(target: Any) -> tuple[Any, list[tuple[str, nn.Module]]]:
     """(pipeline or None, its transformers by name): both experts where there are two."""
     if isinstance(target, nn.Module):
@@ -260,9 +210,10 @@ def transformers_of(target: Any) -> tuple[Any, list[tuple[str, nn.Module]]]:
     found = [(name, unwrapped(getattr(target, name, None))) for name in names]
     found = [(name, module) for name, module in found if isinstance(module, nn.Module)]
     if not found:
+        unet = ", which has a unet and no transformer" if hasattr(target, "unet") else ""
         raise TypeError(
             f"expected a diffusers pipeline with a transformer, or a transformer, got "
-            f"{type(target).__name__}"
+            f"{type(target).__name__}{unet}"
         )
     return target, found
 

@@ -29,7 +29,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"), "U32": np.dtype("<u4"), "F32": np.dtype("<f4"),
 }  # fmt: skip
 HEADER_LIMIT = 8 * 2**20
-PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
 
 Bytes = NDArray[np.uint8]
 FilePath = str | os.PathLike[str]
@@ -72,7 +71,7 @@ class Container:
 
 def open_container(path: Path) -> Container:
     """Check and map a file. Every refusal is a BookError that says what is wrong with it."""
-    if path.suffix.lower() in PICKLES:
+    if path.suffix.lower() in files.PICKLES:
         raise BookError(
             f"{path} is a {path.suffix} file, which may hold a pickle, and opening a pickle can "
             f"run any program; jali never opens one. Calibrate again: jali calibrate --model NAME "

@@ -13,13 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from jali.integration.choice import with_schedule
 from jali.integration.config import BUDGET, WARMUP
-from jali.integration.modes import (
-    Handle,
-    sparse_processor_mode,
-    transformers_of,
-    with_schedule,
-)
+from jali.integration.modes import Handle, sparse_processor_mode, transformers_of
 from jali.maskbook import MaskBook
 from jali.maskbook.cached import Cached
 from jali.maskbook.fingerprint import Fingerprint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from jali.planning.budget import blocks_by_entropy
 from jali.planning.scoring import sample_positions, sampled_scores
 from jali.tokens.layout import BlockLayout
 from jali.tokens.order import Order, Raster
-from jali.value import check_count
+from jali.value import check_amount, check_count
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class Entropy(Scored):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.sharpness < math.inf:
-            raise ValueError(f"sharpness must be a finite number >= 0, got {self.sharpness}")
+        check_amount("sharpness", self.sharpness)
         check_count("samples", self.samples)
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+from jali.name import model_names, resolve_model
 from jali.presets.file import read_file, read_text
 from jali.presets.preset import ModelPresets, Preset, VideoScale
 from jali.value import suggest
@@ -60,23 +61,6 @@ def load_preset(
         models = ", ".join(str(preset.model) for preset in same)
         raise ValueError(f"preset {name!r} differs between models, so name one of: {models}")
     return same[0] if len(same) == 1 else replace(same[0], model=None)
-
-
-def resolve_model(name: str) -> str:
-    """The registry's name of a model, from that or any of its other names; case does not matter."""
-    if name.lower() not in model_names():
-        raise ValueError(f"no presets for the model {name!r}{suggest(name.lower(), _shipped())}")
-    return model_names()[name.lower()]
-
-
-@functools.cache
-def model_names() -> dict[str, str]:
-    """Every name of every model in lower case, and the registry's name that it means."""
-    return {
-        name.lower(): found.section
-        for found in _shipped().values()
-        for name in (found.section, *found.aliases)
-    }
 
 
 def _known(model: str) -> str:

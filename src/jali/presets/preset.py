@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from jali.methods import Method
 from jali.tokens.grid import Box, Text, TokenGrid
-from jali.value import suggest
+from jali.value import check_count, suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,7 @@ class VideoScale:
 
     def __post_init__(self) -> None:
         for name in ("width", "height", "depth"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} divisor must be an int >= 1, got {value!r}")
+            check_count(f"{name} divisor", getattr(self, name))
 
     def box(self, frames: int, height: int, width: int) -> Box:
         """The tokens of a video of this size."""

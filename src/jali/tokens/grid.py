@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from jali.value import check_choice, check_count
 
+# Frames and pixels behind a token in the models people run, for a guess in an error.
+PIXELS = ((4, 16), (4, 8), (4, 32), (8, 32), (8, 16), (1, 16))
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -86,8 +89,7 @@ class TokenGrid:
     ) -> TokenGrid:
         """One video or image, with `text` tokens in front of it or behind it."""
         check_choice("text_side", text_side, ("front", "back"))
-        if isinstance(text, bool) or not isinstance(text, int) or text < 0:
-            raise ValueError(f"text must be a count of tokens >= 0, got {text!r}")
+        check_count("text", text, least=0)
         box = Box(frames, height, width)
         if text == 0:
             return cls((box,))
@@ -121,7 +123,27 @@ class TokenGrid:
             raise ValueError(
                 f"{name} {self} has {self.tokens} tokens, but the tensor has {tokens}; "
                 f"pass the grid of this call (frames × height × width, plus its text)"
+                f"{self._what_would_fit(tokens)}"
             )
+
+    def _what_would_fit(self, tokens: int) -> str:
+        """A guess, where one box was given: pixels, another length, or text that was forgotten."""
+        (box, *others) = self.segments
+        if others or not isinstance(box, Box):
+            return ""
+        for deep, wide in PIXELS:
+            frames, height, width = -(-box.frames // deep), box.height // wide, box.width // wide
+            if frames * height * width == tokens:
+                return f": sizes are in tokens, so {frames}×{height}×{width} for these pixels"
+        row = box.height * box.width
+        if tokens % row == 0:
+            return f": {tokens // row}×{box.height}×{box.width} would fit"
+        if tokens > self.tokens:
+            return (
+                f": TokenGrid.video({box.frames}, {box.height}, {box.width}, "
+                f"text={tokens - self.tokens}) would fit"
+            )
+        return ""
 
     def __str__(self) -> str:
         return " + ".join(str(segment) for segment in self.segments)

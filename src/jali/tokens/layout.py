@@ -15,6 +15,7 @@ from torch import Tensor
 from jali import kernels
 from jali.tokens.grid import Text, TokenGrid
 from jali.tokens.order import Index, Order, Raster
+from jali.value import check_count
 
 Flags = NDArray[np.bool_]
 
@@ -28,9 +29,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         for name in ("q", "k"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"a {name} block must be an int >= 1, got {value!r}")
+            check_count(f"a {name} block", getattr(self, name))
 
     def __str__(self) -> str:
         return f"{self.q}×{self.k}"

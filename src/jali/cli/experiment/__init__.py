@@ -6,6 +6,7 @@ import typer
 
 from jali.cli.experiment import launch, results, run
 from jali.cli.old_names import OldNames
+from jali.cli.options import Command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +36,6 @@ for command, lines in EXAMPLES.items():
     calls = [line if "jali" in line else f"jali experiment {line}" for line in lines]
     # Blank lines keep the examples on lines of their own.
     epilog = "\n\n".join(["Examples:", *calls])
-    app.command(command.__name__, cls=OldNames if command is run.run else None, epilog=epilog)(
+    app.command(command.__name__, cls=OldNames if command is run.run else Command, epilog=epilog)(
         command
     )

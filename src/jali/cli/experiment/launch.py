@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 
 def _resource(usual: str | None = None) -> Any:
-    help = None if usual is None else f"[default: {usual}]"
-    return typer.Option(help=help, rich_help_panel=JOB, show_default=False)
+    return typer.Option(rich_help_panel=JOB, show_default=usual or False)
 
 
 @with_results

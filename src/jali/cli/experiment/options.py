@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jali.cli.completion import words
 from jali.cli.exits import INTERRUPTED, fail, job_errors, refuse
 from jali.cli.options import PLACE, Json
 
@@ -38,11 +39,19 @@ def _check_on(on: str | None) -> str | None:
     return on
 
 
-On = Annotated[str, typer.Option(help="local or slurm.", callback=_check_on)]
+On = Annotated[
+    str,
+    typer.Option(
+        help="local or slurm.", callback=_check_on, autocompletion=words("local", "slurm")
+    ),
+]
 OnAgain = Annotated[
     str | None,
     typer.Option(
-        help="local or slurm. [default: as before]", show_default=False, callback=_check_on
+        help="local or slurm.",
+        show_default="as before",
+        callback=_check_on,
+        autocompletion=words("local", "slurm"),
     ),
 ]
 Track = Annotated[

@@ -24,7 +24,8 @@ def status(
     as_json: bool,
     tags: AnyTags = None,
     watch: Annotated[
-        float | None, typer.Option(min=0.2, help="Draw it again every N seconds, until all rest.")
+        float | None,
+        typer.Option(min=0.2, metavar="<s>", help="Draw it again as often, until all rest."),
     ] = None,
 ) -> None:
     """Where experiments stand, from their own files and from Slurm."""

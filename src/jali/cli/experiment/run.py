@@ -38,6 +38,7 @@ def _count(help: str, panel: str) -> Any:
     *SPARSE, "masks", *SIZES, *MACHINE, *PARALLEL,
     method={"help": "One of {sparse_methods}."},
     masks={"help": "A book to replay instead of calibrating."},
+    check=False,
 )  # fmt: skip
 @with_results
 def run(
@@ -62,8 +63,7 @@ def run(
     metrics: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated. [default: all that can run]", rich_help_panel=SIZE,
-            show_default=False,
+            help="Comma-separated.", rich_help_panel=SIZE, show_default="all that can run"
         ),
     ] = None,
     bench_steps: Annotated[int, _count("Steps of a timed run.", SIZE)] = 5,
@@ -118,6 +118,8 @@ def _from_flags(
     metrics: str | None,
     **own: Any,
 ) -> Experiment:
+    # The book of the method cached may be one that this very experiment makes.
+    replace(settings, method=None if settings.method == "cached" else settings.method).check()
     from jali.experiments.experiment import Experiment
     from jali.experiments.stages.calibration import with_own_book
 

@@ -20,12 +20,12 @@ from jali.evaluation.quality.pairs import FoundClip, Pairs, check_sizes, lengths
 from jali.evaluation.quality.perceptual import Perceptual
 from jali.evaluation.quality.result import Evaluation, Pair, Series
 from jali.evaluation.quality.vmaf import Ffmpeg, find_ffmpeg, vmaf
+from jali.name import METRICS as METRICS
 from jali.version import __version__
 
 # Pixels of one clip in memory at once.
 _PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
 # The ratio comes with flicker. VGG is left to those who ask: it takes ten times as long as Alex.
-METRICS = ("psnr", "ssim", "ms_ssim", "lpips", "lpips_vgg", "vmaf", "flicker")
 DEFAULT = tuple(name for name in METRICS if name != "lpips_vgg")
 _NETWORKS = {"lpips": "alex", "lpips_vgg": "vgg"}
 

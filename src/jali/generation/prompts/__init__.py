@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from jali import files
-from jali.error import show
+from jali.error import ArgumentError, show
 
 # Text encoders read a few hundred words; a file of more than this is something else.
 LONGEST_PROMPT, LARGEST_FILE = 10_000, 16 * 2**20
@@ -27,14 +27,18 @@ def default_prompts(model: str) -> tuple[str, ...]:
 def read_prompts(path: str | Path) -> tuple[str, ...]:
     """One prompt a line; empty lines and lines that begin with # are left out."""
     path = Path(path).expanduser()
+    if path.is_dir():
+        raise ArgumentError("prompts", f": {path} is a folder, which cannot be read as a text file")
     try:
         found = parse(files.read_text(path, LARGEST_FILE))
     except FileNotFoundError:
-        raise ValueError(f"there is no prompt file {path}") from None
+        raise ArgumentError("prompts", f": there is no prompt file {path}") from None
     except files.UnreadableError as error:
-        raise ValueError(f"the prompts cannot be read as a text file: {error}") from None
+        raise ArgumentError(
+            "prompts", f": the prompts cannot be read as a text file: {error}"
+        ) from None
     if not found:
-        raise ValueError(f"{path} holds no prompts: one a line is expected")
+        raise ArgumentError("prompts", f": {path} holds no prompts: one a line is expected")
     for prompt in found:
         check_prompt(prompt, f"a prompt of {path}")
     return found
@@ -74,7 +78,7 @@ def select_prompts(
     if not texts:
         texts, count = default_prompts(model), shipped if count is None else count
     if count is not None and count > len(texts):
-        raise ValueError(f"--num-prompts is {count}, but there are only {len(texts)} prompts")
+        raise ArgumentError("num_prompts", f"is {count}, but there are only {len(texts)} prompts")
     return texts[:count]
 
 

@@ -7,49 +7,58 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from jali.device import check_device
+from jali.error import ArgumentError
 from jali.integration.models.integrity import check_integrity, read_part
 from jali.integration.models.registry import ModelCard, matching, mismatch
+from jali.name import DTYPES
+
+if TYPE_CHECKING:
+    import torch
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 OFFLOADS = (False, True, "model", "sequential")
-_DTYPES = {
-    "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
-    "fp16": torch.float16, "float16": torch.float16,
-    "fp32": torch.float32, "float32": torch.float32,
-}  # fmt: skip
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
+    import torch
+
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(str(device))
     device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {device}, but torch sees no GPU here")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ArgumentError("device", f"is {device}, but there are {count} GPUs, counted from 0")
     return device
 
 
-def check_offload(offload: bool | str, device: torch.device) -> None:
+def check_offload(offload: bool | str, device: str) -> None:
+    """`device` is its kind."""
     if offload not in OFFLOADS:
-        raise ValueError(f"cpu_offload is False, True, 'model' or 'sequential', got {offload!r}")
-    if offload and device.type == "cpu":
-        raise ValueError(
-            "cpu_offload moves parts of a model between the CPU and a GPU, but the device is the "
-            "CPU; leave it out"
+        raise ArgumentError(
+            "cpu_offload", f"is False, True, 'model' or 'sequential', got {offload!r}"
+        )
+    if offload and device == "cpu":
+        raise ArgumentError(
+            "cpu_offload",
+            "moves parts of a model between the CPU and a GPU, but the device is the CPU; "
+            "leave it out",
         )
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    import torch
+
     if dtype is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
-        return dtype
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
-    return _DTYPES[str(dtype)]
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    if name not in DTYPES:
+        raise ArgumentError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    found: torch.dtype = getattr(torch, DTYPES[name])
+    return found
 
 
 def dtype_argument(diffusers: Any) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jali.error import ArgumentError
 from jali.integration.models.checkpoint import HUB_ID
 
 Lora = str | os.PathLike[str]
@@ -31,7 +32,9 @@ def lora_source(lora: Lora) -> LoraSource:
         files = sorted(file.name for file in path.glob("*.safetensors"))
         if len(files) != 1:
             what = f"{len(files)} .safetensors files ({', '.join(files)})" if files else "none"
-            raise ValueError(f"{path} should hold one .safetensors file, and holds {what}")
+            raise ArgumentError(
+                "lora", f": {path} should hold one .safetensors file, and holds {what}"
+            )
         return LoraSource(str(path), file=files[0])
     repo, _, inside = str(lora).partition(":")
     if not HUB_ID.fullmatch(repo):
@@ -40,7 +43,7 @@ def lora_source(lora: Lora) -> LoraSource:
         return LoraSource(repo)
     folder, _, file = inside.rpartition("/")
     if not file:
-        raise ValueError(f"lora={str(lora)!r} names no file; write REPO:FOLDER/FILE")
+        raise ArgumentError("lora", f"{str(lora)!r} names no file; write REPO:FOLDER/FILE")
     return LoraSource(repo, folder or None, file)
 
 

@@ -24,7 +24,8 @@ from jali.integration.models.checkpoint import (
 )
 from jali.integration.models.lora import Lora, load_lora, lora_sources
 from jali.integration.models.registry import ModelCard, model_card
-from jali.integration.models.size import check_count, check_size, strides_of
+from jali.integration.models.size import check_size, strides_of
+from jali.value import check_amount, check_count
 
 log = logging.getLogger("jali")
 
@@ -73,7 +74,7 @@ def load_pipeline(
     """
     card = model_card(name)
     device = choose_device(device)
-    check_offload(cpu_offload, device)
+    check_offload(cpu_offload, device.type)
     weights = choose_dtype(dtype, device)
     adapters = None if lora is None else lora_sources(lora, card.experts)
     source = find_checkpoint(card, path)
@@ -203,12 +204,8 @@ def _check_values(prompt: Any, steps: Any, seed: Any, **numbers: float | None) -
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
     for name, value in numbers.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{name} must be a number, got {value!r}")
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"{name} must be finite and >= 0, got {value}")
+        if value is not None:
+            check_amount(name, value)
 
 
 def _guidance(card: ModelCard, scale: float | None, second: float | None) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
+from jali.error import ArgumentError
 from jali.integration.models.psa import PSA_MODELS
-from jali.presets import resolve_model
+from jali.name import resolve_model
 from jali.value import suggest
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ def model_card(name: str | ModelCard) -> ModelCard:
     try:
         return MODELS[resolve_model(wanted)]
     except ValueError:
-        raise ValueError(f"unknown model {name!r}{suggest(wanted, MODELS)}") from None
+        raise ArgumentError("model", f": unknown model {name!r}{suggest(wanted, MODELS)}") from None
 
 
 @functools.cache

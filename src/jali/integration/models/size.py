@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from jali.integration.geometry import patch_of
+from jali.error import ArgumentError
 from jali.integration.models.registry import ModelCard
-from jali.presets import VideoScale
+from jali.value import check_count
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from jali.presets import VideoScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Strides:
 
 def strides_of(pipe: Any, card: ModelCard) -> Strides:
     """From the loaded VAE and transformer, so that checkpoints with other strides are right too."""
+    from jali.integration.geometry import patch_of
+
     spatial, temporal = _vae_scale(pipe)
     config = pipe.transformer.config
     height, width = (
@@ -40,8 +45,23 @@ def strides_of(pipe: Any, card: ModelCard) -> Strides:
     return Strides(height, width, 0 if card.image else temporal or 1, limits)
 
 
+def usual_strides(card: ModelCard) -> Strides:
+    """Those of the model's own checkpoint, which needs not be there yet."""
+    frames, height, width = card.token_size
+    # A transformer that pads its latent frames to whole patches takes more than whole patches.
+    patch = card.config.get("patch_size_t") or 1
+    return Strides(
+        math.lcm(height, card.multiple),
+        math.lcm(width, card.multiple),
+        0 if card.image else frames // patch,
+    )
+
+
 def video_scale_of(pipe: Any, transformer: nn.Module) -> VideoScale | None:
     """Pixels and frames behind one token; None where the pipeline does not say."""
+    from jali.integration.geometry import patch_of
+    from jali.presets import VideoScale
+
     spatial, temporal = _vae_scale(pipe)
     if not spatial or not temporal:
         return None
@@ -69,30 +89,30 @@ def check_size(strides: Strides, height: int, width: int, frames: int, card: Mod
     ):
         check_count(name, value)
         if value % stride:
-            raise ValueError(
-                f"{card.name} makes a {name} that is a multiple of {stride} pixels, got {value}; "
-                f"{_nearest(value - value % stride, stride)}"
+            raise ArgumentError(
+                name,
+                f": {card.name} makes a {name} that is a multiple of {stride} pixels, got {value}; "
+                f"{_nearest(value - value % stride, stride)}",
             )
     if strides.limits and (height > strides.limits[0] or width > strides.limits[1]):
-        raise ValueError(
-            f"{card.name} makes at most {strides.limits[0]}×{strides.limits[1]} pixels (height × "
-            f"width), got {height}×{width}"
+        raise ArgumentError(
+            "height" if height > strides.limits[0] else "width",
+            f": {card.name} makes at most {strides.limits[0]}×{strides.limits[1]} pixels "
+            f"(height × width), got {height}×{width}",
         )
     check_count("num_frames", frames)
     if not strides.frames:
         if frames != 1:
-            raise ValueError(f"{card.name} makes images: num_frames is 1, got {frames}")
+            raise ArgumentError(
+                "num_frames", f": {card.name} makes images: num_frames is 1, got {frames}"
+            )
     elif rest := (frames - 1) % strides.frames:
-        raise ValueError(
-            f"{card.name} makes {strides.frames}·k + 1 frames, got {frames}; "
-            f"{_nearest(frames - rest, strides.frames)}"
+        raise ArgumentError(
+            "num_frames",
+            f": {card.name} makes {strides.frames}·k + 1 frames, got {frames}; "
+            f"{_nearest(frames - rest, strides.frames)}",
         )
 
 
 def _nearest(below: int, stride: int) -> str:
     return f"the nearest are {' and '.join(str(n) for n in (below, below + stride) if n)}"
-
-
-def check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an int >= 1, got {value!r}")

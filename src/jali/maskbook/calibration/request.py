@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from jali.maskbook.header import check_blocks
 from jali.presets import schema
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Order
-from jali.value import check_share
+from jali.value import check_amount, check_count, check_share
 
 BRANCHES = {"mean": (MEAN,), "separate": ("cond", "uncond")}
 
@@ -47,10 +46,8 @@ class CalibrationRequest:
             raise ValueError("without importance a book needs budgets: nothing could be replayed")
         if self.branches not in BRANCHES:
             raise ValueError(f"branches is 'mean' or 'separate', got {self.branches!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed must be an int >= 0, got {self.seed!r}")
-        if not 0 <= self.sharpness < math.inf:
-            raise ValueError(f"sharpness must be a finite number >= 0, got {self.sharpness}")
+        check_count("seed", self.seed, least=0)
+        check_amount("sharpness", self.sharpness)
         if not isinstance(self.scorer, Scorer) or not isinstance(self.scorer.name, str):
             raise TypeError(f"a scorer is a callable with a name, got {self.scorer!r:.80}")
         schema.write(self.order)  # refuses one that no file can hold

@@ -20,7 +20,6 @@ from jali.maskbook.calibration.recorder import Recorder
 from jali.maskbook.calibration.request import CalibrationRequest, settings_digest
 from jali.maskbook.calibration.running_mean import RunningMean
 from jali.maskbook.calibration.scorer import Sampled, Scorer
-from jali.maskbook.container import PICKLES
 from jali.maskbook.header import read_grid, write_grid
 from jali.maskbook.mode import device_of
 from jali.maskbook.noise import noise_levels
@@ -102,7 +101,7 @@ def calibrate(
     """
     request = CalibrationRequest(
         prompts=prompts, seed=seed, budgets=budgets, branches=branches, importance=importance,
-        sharpness=float(sharpness), scorer=scorer or Sampled(), blocks=blocks or Blocks(256, 128),
+        sharpness=sharpness, scorer=scorer or Sampled(), blocks=blocks or Blocks(256, 128),
         order=order or Raster(), model=model, steps=steps, arguments=arguments,
     )  # fmt: skip
     _check_output(Path(output))
@@ -332,7 +331,7 @@ def _check_as_before(folder: Path, what: str, before: Any, now: Any) -> None:
 
 def _check_output(output: Path) -> None:
     """Can the book be written there?"""
-    if output.suffix.lower() in PICKLES:
+    if output.suffix.lower() in files.PICKLES:
         raise ValueError(
             f"a book is a .safetensors file, never a pickle: use "
             f"{output.with_suffix('.safetensors')}"

@@ -1,0 +1,60 @@
+"""The method of a run, from what was asked: a name or a preset, a budget, a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jali.integration.config import BUDGET, WARMUP
+from jali.integration.models.preset import preset_for
+from jali.methods import METHODS, Dense, Method, Schedule, make_method
+from jali.value import check_share, check_steps
+
+
+def chosen_method(
+    asked: Any,
+    budget: float | None,
+    warmup: float | int | None,
+    first_layer: bool | None,
+    model: str | None,
+    options: dict[str, Any],
+) -> Method:
+    """The method of a run inside its schedule, as `apply_sparse_attention` would make it."""
+    if budget is not None:
+        check_share("mean_budget", budget)
+    if warmup is not None:
+        check_steps("warmup_frac", warmup)
+    by_name = isinstance(asked, str) and asked in METHODS
+    if by_name:
+        method = make_method(asked, **options)
+        if budget is None and not {"budget", "sparsity", "mask_ratios"} & set(options):
+            budget = None if isinstance(method, Dense) else BUDGET
+        warmup = WARMUP if warmup is None else warmup
+        first_layer = True if first_layer is None else first_layer
+    else:
+        asked = preset_for(asked, model) if isinstance(asked, str) else asked
+        found = asked if isinstance(asked, Method) else getattr(asked, "method", None)
+        if not isinstance(found, Method):
+            raise TypeError(f"a method is a name, a Method or a preset, got {asked!r}")
+        method = found
+        if options:
+            raise TypeError(f"{method} is complete; {sorted(options)} cannot be added to it")
+    if budget is not None:
+        method = method.with_budget(budget)
+    if isinstance(method, Dense):
+        return method
+    return with_schedule(method, warmup, first_layer)
+
+
+def with_schedule(method: Method, warmup: float | int | None, first_layer: bool | None) -> Method:
+    """What is given explicitly wins over the method's own schedule."""
+    if warmup is None and first_layer is None:
+        return method
+    own = method if isinstance(method, Schedule) else Schedule(method)
+    if warmup is not None:
+        # 1 as an int counts steps; 0 and 0.0 mean the same.
+        own = replace(own, dense_steps=warmup)
+    if first_layer is not None:
+        others = tuple(layer for layer in own.dense_layers if layer != 0)
+        own = replace(own, dense_layers=(0, *others) if first_layer else others)
+    return own
