@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,3 +24,15 @@ def test_the_readme_says_what_was_measured_on_nano() -> None:
     assert f"({at['entropy', 'scheduled']['whole_run']:.2f} of all attention)" in text
     psa, entropy, by_lot, by_nearness = four("all")
     assert f"{psa} and {entropy} against {by_lot} and {by_nearness}" in text
+
+
+def test_the_readme_begins_with_what_is_gained() -> None:
+    """A measured gain, one example, one picture; words of this library's own come after it."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    before = text[: text.index("## ")]
+    first, example, picture = (before.index(mark) for mark in ("table:gain", "```python", "!["))
+    assert first < example < picture
+    for word in ("plan", "site", "cost", "budget", "backend"):
+        assert not re.search(rf"\b{word}s?\b", before), word
+    assert "measured" in before[:example]
+    assert re.search(r"\d\.\d×", before[:example])
