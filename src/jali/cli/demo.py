@@ -47,7 +47,7 @@ def demo(
         typer.Option(help="Asked share of dense attention's work.", show_default="0.3"),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, max=50, help="Of denoising.", show_default="8")
+        int | None, typer.Option(help="Of denoising, 1 to 50.", show_default="8")
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides the noise that both start from.")] = 0,
     path: Annotated[
@@ -79,6 +79,8 @@ def demo(
             if method in ("dense", "cached"):
                 why = "is compared with dense" if method == "dense" else "has no book here"
                 raise ValueError(f"--method {why}, so it is another one, got {method!r}")
+            if steps is not None and not 1 <= steps <= 50:
+                raise ValueError(f"--steps must be 1 to 50, got {steps}")
             own: Any = {"method": method, "budget": budget, "steps": steps, "path": path}
             Settings("nano", seed=seed, **own).check()  # whichever demo it will be
             check_no_file(output_dir)

@@ -131,7 +131,7 @@ def _one_of(argument: Path | None, option: Path | None, name: str, flag: str) ->
 def _check_sides(generated: Path | None, reference: Path | None) -> None:
     if generated is None or reference is None:
         raise ValueError(
-            "evaluate needs two: jali evaluate CLIPS REFERENCE, or both --reference and --generated"
+            "evaluate needs both --reference and --generated, or jali evaluate CLIPS REFERENCE"
         )
     for side, path in (("CLIPS", generated), ("REFERENCE", reference)):
         if not path.expanduser().exists():

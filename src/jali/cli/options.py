@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from jali import files
 from jali.cli import completion
-from jali.cli.exits import input_errors
+from jali.cli.exits import input_errors, refuse
 from jali.error import show
 from jali.generation import settings as described
 from jali.generation.prompts import as_typed
@@ -211,7 +211,9 @@ class Command(TyperCommand):
                 for word, after in zip(typed, [*typed[1:], ""], strict=False):
                     if word == name or word.startswith(f"{name}="):
                         value = after if word == name else word.partition("=")[2]
-                        error.message = f"{error.message}, got {value!r}"
+                        refuse(
+                            f"{name}: {error.message[:1].lower()}{error.message[1:]}, got {value!r}"
+                        )
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
