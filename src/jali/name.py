@@ -65,7 +65,7 @@ def preset_names(model: str | None = None) -> tuple[str, ...]:
     if model is None:
         return tuple(sorted({name for data in files.values() for name in data["presets"]}))
     own = files[resolve_model(model)]
-    return (*own["presets"], *files[own["kind"]]["presets"])
+    return tuple(dict.fromkeys([*own["presets"], *files[own["kind"]]["presets"]]))
 
 
 @functools.cache

@@ -52,8 +52,8 @@ def test_presets_of_a_model() -> None:
 
     context = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
     context.params = {"model": "nano"}
-    assert "psa_balanced" not in completion.presets(context, "")
-    assert "psa_balanced" in completion.presets(typer.Context(context.command), "psa")
+    assert "psa_topk" not in completion.presets(context, "")
+    assert "psa_topk" in completion.presets(typer.Context(context.command), "psa")
 
 
 def test_installing_it(tmp_path: Path) -> None:

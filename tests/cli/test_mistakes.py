@@ -39,7 +39,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("presets psa_balancd", ["'psa_balancd'", "did you mean 'psa_balanced'?"]),
     ("presets baseline --model nona", ["--model", "'nona'"]),
     ("presets --model nona", ["--model", "'nona'", "did you mean 'nano'?"]),
-    ("presets psa_balanced --model nano", ["nano has no preset 'psa_balanced'"]),
+    ("presets psa_balancd --model nano", ["nano has no preset 'psa_balancd'"]),
     ("demo --method entrpy", ["--method", "'entrpy'"]),
     ("demo --method dense", ["--method", "'dense'"]),
     ("demo --method cached", ["--method", "'cached'"]),
