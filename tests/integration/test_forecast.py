@@ -87,7 +87,23 @@ def test_an_explicit_call_is_sparse_and_warns_once(caplog: Any) -> None:
     with jali.sparse_processor_mode(pipe, 0.9, warmup_frac=0) as run:
         tiny.generate(pipe, tiny.WAN_CALL)
     assert caplog.text.count("not expected to be faster") == 1
+    assert "× per attention call, by the cost model)" in caplog.text
     assert run.stats().sparse_cost is not None
+
+
+def test_the_forecast_is_that_of_the_size_at_hand() -> None:
+    """A size that was met before, after another one."""
+    model, found = tiny.wan_transformer(2), []
+    handle = jali.apply_sparse_attention(model, "entropy", mean_budget=0.3, warmup_frac=0)
+    for frames in (2, 5, 2):
+        with torch.no_grad():
+            model(
+                hidden_states=torch.randn(1, 16, frames, 32, 32), timestep=torch.tensor([5]),
+                encoder_hidden_states=torch.randn(1, 8, 32),
+            )  # fmt: skip
+        found.append(handle.stats().predicted)
+        handle.run.finish()
+    assert found[0] == found[2] != found[1]
 
 
 def test_auto_is_sparse_where_it_pays(monkeypatch: Any) -> None:

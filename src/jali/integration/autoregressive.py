@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from jali.attend import attend
 from jali.integration.operator import number_of
 from jali.integration.processor import make_sparse
+from jali.integration.stats import KEPT
 from jali.methods import Method, make_method
 from jali.planning.site import Site
 from jali.tokens.grid import Box, TokenGrid
@@ -130,10 +131,18 @@ class ChunkCall:
     cost: Tensor | None
     queries: int = 1
 
+    def work(self) -> tuple[float, float]:
+        """Dense work, and how much of it was done. Waits for the device."""
+        dense = float(self.queries * self.keys)
+        return dense, dense if self.cost is None else dense * float(self.cost)
+
 
 @dataclass(eq=False)
 class ChunkState:
-    """The run: its caches (per layer and guidance branch), its place, and what it has cost."""
+    """The run: its caches (per layer and guidance branch), its place, and what it has cost.
+
+    `calls` are the latest, at least `KEPT` of them; of older ones the sums of each chunk are kept.
+    """
 
     method: Method
     backend: str
@@ -146,6 +155,7 @@ class ChunkState:
     site: Site = field(default_factory=Site)
     _box: Box | None = None
     _caches: dict[str, list[KVCache]] = field(default_factory=dict)
+    _older: dict[int, tuple[float, float]] = field(default_factory=dict)  # dense work, and done
 
     def __post_init__(self) -> None:
         self.number = number_of(self)
@@ -175,17 +185,15 @@ class ChunkState:
         """Forget every frame: the next chunk is the first of another video."""
         self._caches.clear()
         self.calls.clear()
+        self._older.clear()
         self.chunk, self.frames, self._box = 0, 0, None
 
     def cost(self, chunk: int | None = None) -> float:
         """Share of dense work, dense calls included; of one chunk or of all."""
-        found = [
-            (call.queries * call.keys, 1.0 if call.cost is None else float(call.cost))
-            for call in self.calls
-            if chunk in (None, call.chunk)
-        ]
+        found = [own for at, own in self._older.items() if chunk in (None, at)]
+        found += [call.work() for call in self.calls if chunk in (None, call.chunk)]
         whole = sum(work for work, _ in found)
-        return sum(work * cost for work, cost in found) / whole if found else 1.0
+        return sum(done for _, done in found) / whole if found else 1.0
 
     def begin(self, box: Box) -> None:
         """A transformer call with a chunk of this grid starts."""
@@ -216,8 +224,17 @@ class ChunkState:
             scale=scale,
         )  # fmt: skip
         cost = None if done.executed is None else done.executed.costs.mean()
-        self.calls.append(ChunkCall(self.chunk, site, keys.shape[2], cost, q.shape[2]))
+        self._note(ChunkCall(self.chunk, site, keys.shape[2], cost, q.shape[2]))
         return done.out.transpose(1, 2)
+
+    def _note(self, call: ChunkCall) -> None:
+        self.calls.append(call)
+        if len(self.calls) < 2 * KEPT:
+            return
+        for old in self.calls[:KEPT]:
+            sums, own = self._older.get(old.chunk, (0.0, 0.0)), old.work()
+            self._older[old.chunk] = sums[0] + own[0], sums[1] + own[1]
+        del self.calls[:KEPT]
 
     def _cache(self, layer: int) -> KVCache:
         branch = self.site.branch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from jali.integration.clock import Clock
 from jali.integration.masks import MaskReading, read_mask, without_padding
 from jali.integration.operator import number_of
 from jali.integration.parallel import Ranks, across_ranks, joint_order, tensor_ranks, ulysses_ranks
-from jali.integration.stats import CallRecord, Stats, first_not_finite, read_records
+from jali.integration.stats import CallLog, CallRecord, Stats
 from jali.integration.stopwatch import RanAttention, Stopwatch, now
 from jali.integration.transformer import AttentionCall, RunTransformer, TransformerCall
 from jali.methods import Dense, FastestDense, Method
@@ -34,6 +34,7 @@ from jali.tokens.padding import KeyPadding
 log = logging.getLogger("jali")
 
 FASTEST = FastestDense()
+BRANCHES = 16  # more than any model has; a call without end at one timestep has ever new ones
 
 
 @dataclass(eq=False)
@@ -59,7 +60,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.number = number_of(self)
-        self.records: list[CallRecord] = []
+        self.records = CallLog()
         self._ended = False
         self._told: set[str] = set()
         self._methods: dict[Ranks, Method] = {}
@@ -86,7 +87,7 @@ class Run:
         again = moment.step == 0 and moment.branch in here.branches_begun
         if again or (before is not None and moment.step < before):
             self._restart()  # an interrupted run, or one without a pipeline, begins again
-        if moment.step == 0:
+        if moment.step == 0 and len(here.branches_begun) < BRANCHES:
             here.branches_begun.add(moment.branch)
             never = why_never_sparse(self.method, moment.steps)
             if never is not None and self.clock.knows_steps and not self.forewarned:
@@ -130,7 +131,7 @@ class Run:
 
     def check(self) -> None:
         """Raise or warn where something was not finite, naming the first place."""
-        if self.finite == "off" or (bad := first_not_finite(self.records)) is None:
+        if self.finite == "off" or (bad := self.records.first_not_finite()) is None:
             return
         where = "the model's output" if bad.layer < 0 else f"the attention of layer {bad.layer}"
         kind = "" if bad.layer < 0 else f" ({'sparse' if bad.reason is None else 'dense'})"
@@ -143,7 +144,7 @@ class Run:
         log.warning("jali: %s", text)
 
     def _restart(self) -> None:
-        self.records = []
+        self.records = CallLog()
         self._ended = False
         self._times = Stopwatch()
         for transformer in self.transformers:
@@ -282,14 +283,13 @@ class Run:
                 heads=B * H, head_dim=D, tokens=S, cost=self.budget, device=q.device,
                 backend=choose(self.backend, task).name,
             )  # fmt: skip
-            self._shape = key
-        faster = self._speedups[key]
+        faster, self._shape = self._speedups[key], key
         if faster is None or faster >= 1:
             return None
-        tokens = f"{S} tokens on {q.device.type}"
+        at = f"{S} tokens on {q.device.type} ({faster:.2f}× per attention call, by the cost model)"
         if self.when == "auto":
-            return f"sparse would not be faster at {tokens} ({faster:.2f}×)"
-        self._tell(f"sparse is not expected to be faster at {tokens} ({faster:.2f}×)")
+            return f"sparse would not be faster at {at}"
+        self._tell(f"sparse is not expected to be faster at {at}")
         return None
 
     def _across(self, ranks: Ranks) -> Method:
@@ -331,33 +331,35 @@ class Run:
 
     def stats(self) -> Stats:
         """The latest generation. Waits for the device."""
-        rows = read_records([r for r in self.records if r.layer >= 0])
         gain = self._times.speedup()
-        return Stats(
+        stats = Stats(
             method=self.method.base.name,
             budget=self.budget,
-            rows=rows,
-            predicted=self._predicted(),
+            rows=self.records.rows(),
             measured=None if isinstance(gain, str) else gain,
             why_not_measured=gain if isinstance(gain, str) else "",
-            notes=tuple(sorted(self.clock.said)) + tuple(self.left_out),
+            notes=(*sorted(self.clock.said), *self.left_out),
             seconds=self._times.total(),
+            older=self.records.older,
         )
+        notes = stats.notes
+        if stats.older.calls:
+            notes = (*notes, f"rows are of the latest {len(stats.rows)} calls, sums of all")
+        return replace(stats, predicted=self._predicted(stats), notes=notes)
 
     def summary(self) -> str:
         """The latest generation in one line. Waits for the device."""
         return self.stats().line()
 
-    def _predicted(self) -> float | None:
+    def _predicted(self, stats: Stats) -> float | None:
         """Of the whole generation: dense calls included. None where nothing was measured."""
-        calls = [r for r in self.records if r.layer >= 0]
-        sparse = [r for r in calls if r.reason is None]
-        if not sparse or self._shape is None:
+        backend = next((row.backend for row in stats.rows if row.reason is None), None)
+        if backend is None or self._shape is None:
             return None
         index, B, S, H, D, device = self._shape
         here = self.transformers[index]
         return forecast.model_speedup(
             heads=H, head_dim=D, tokens=S, batch=B, cost=self.budget,
-            sparse_share=len(sparse) / len(calls), layers=here.layers, weights=here.weights,
-            device=device, backend=sparse[0].backend,
+            sparse_share=stats.sums.sparse_calls / stats.sums.calls, layers=here.layers,
+            weights=here.weights, device=device, backend=backend,
         )  # fmt: skip

@@ -1,15 +1,17 @@
-"""What a run did, call by call."""
+"""What a run did, call by call, and of a very long one the sums."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+KEPT = 8192  # latest calls, at least: more than a generation of any usual model
 
 
 class CallRecord(NamedTuple):
@@ -51,8 +53,48 @@ class CallRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CallSums:
+    """Sums over attention calls, of which every mean is made: how many there were, their dense
+    work, and the part of it that was done; of all, and of the sparse ones."""
+
+    calls: int = 0
+    work: float = 0.0
+    done: float = 0.0
+    sparse_calls: int = 0
+    sparse_work: float = 0.0
+    sparse_done: float = 0.0
+    dense: Mapping[str, int] = field(default_factory=dict)  # calls by the reason why they were
+
+    @classmethod
+    def of(cls, rows: Iterable[CallRow]) -> CallSums:
+        rows = list(rows)
+        sparse = [row for row in rows if row.reason is None]
+        reasons = Counter(row.reason for row in rows if row.reason is not None)
+        return cls(*_sums(rows), *_sums(sparse), dict(reasons))
+
+    def __add__(self, other: CallSums) -> CallSums:
+        return CallSums(
+            self.calls + other.calls,
+            self.work + other.work,
+            self.done + other.done,
+            self.sparse_calls + other.sparse_calls,
+            self.sparse_work + other.sparse_work,
+            self.sparse_done + other.sparse_done,
+            dict(Counter(self.dense) + Counter(other.dense)),
+        )
+
+
+def _sums(rows: Sequence[CallRow]) -> tuple[int, float, float]:
+    work = sum(row.dense_work for row in rows)
+    return len(rows), work, sum(row.cost * row.dense_work for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """The latest generation: asked budget, achieved cost, and one row for every attention call.
+
+    Of a generation with very many calls `rows` are the latest, at least `KEPT` of them; everything
+    but `rows` and `by` still counts all (`sums`).
 
     `predicted` is what the cost model forecasts for all transformer calls of the generation
     together. `measured` is the time of a dense transformer call over that of a sparse one, both
@@ -68,26 +110,35 @@ class Stats:
     notes: tuple[str, ...] = ()
     seconds: float | None = None
     why_not_measured: str = ""
+    older: CallSums = CallSums()  # calls that have no row any more
+
+    @property
+    def sums(self) -> CallSums:
+        """Over all calls."""
+        return self.older + CallSums.of(self.rows)
 
     @property
     def cost(self) -> float:
         """Share of the dense work of all calls; a dense one costs 1. What a cache of the model
         skipped was no call, and is on neither side."""
-        return mean_cost(self.rows) if self.rows else 1.0
+        sums = self.sums
+        return sums.done / sums.work if sums.work else 1.0
 
     @property
     def sparse_cost(self) -> float | None:
         """The same of the sparse calls alone."""
-        rows = [row for row in self.rows if row.reason is None]
-        return mean_cost(rows) if rows else None
+        sums = self.sums
+        if not sums.sparse_calls:
+            return None
+        return sums.sparse_done / sums.sparse_work if sums.sparse_work else 1.0
 
     @property
     def dense(self) -> dict[str, int]:
         """How many calls stayed dense, by reason."""
-        return dict(Counter(row.reason for row in self.rows if row.reason is not None))
+        return dict(self.sums.dense)
 
     def by(self, *names: str) -> dict[tuple[Any, ...], float]:
-        """The cost by any of transformer, layer, step, branch, backend."""
+        """The cost of the rows by any of transformer, layer, step, branch, backend."""
         groups: dict[tuple[Any, ...], list[CallRow]] = {}
         for row in self.rows:
             groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
@@ -96,15 +147,15 @@ class Stats:
     def line(self) -> str:
         """Everything in one line."""
         asked = "" if self.budget is None else f" asked {self.budget:.2f},"
-        sparse = [row for row in self.rows if row.reason is None]
+        sums = self.sums
         parts = [f"{self.method}:{asked} cost {self.cost:.3f}"]
-        if sparse:
-            parts[0] += f" ({self.sparse_cost:.3f} in {len(sparse)} sparse of {len(self.rows)})"
+        if sums.sparse_calls:
+            parts[0] += f" ({self.sparse_cost:.3f} in {sums.sparse_calls} sparse of {sums.calls})"
+            parts.extend(self._speedups())
         else:
-            parts[0] += f" (none of {len(self.rows)} calls was sparse)"
-        parts.extend(self._speedups() if sparse else ())
-        if self.dense:
-            counts = ", ".join(f"{n} × {reason}" for reason, n in self.dense.items())
+            parts[0] += f" (none of {sums.calls} calls was sparse)"
+        if sums.dense:
+            counts = ", ".join(f"{n} × {reason}" for reason, n in sums.dense.items())
             parts.append(f"dense: {counts}")
         return "; ".join([*parts, *self.notes])
 
@@ -123,8 +174,41 @@ class Stats:
 
 def mean_cost(rows: Sequence[CallRow]) -> float:
     """The cost of these calls together: the mean, weighted by their dense work."""
-    whole = sum(row.dense_work for row in rows)
-    return sum(row.cost * row.dense_work for row in rows) / whole if whole else 1.0
+    _, work, done = _sums(rows)
+    return done / work if work else 1.0
+
+
+class CallLog:
+    """The calls of a generation as they come, however many: the latest as records, the older ones,
+    read once in a long while, as sums."""
+
+    def __init__(self) -> None:
+        self.older = CallSums()
+        self._latest: list[CallRecord] = []
+        self._first_bad: CallRecord | None = None
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def append(self, record: CallRecord) -> None:
+        self._latest.append(record)
+        if len(self._latest) >= 2 * KEPT:
+            old, self._latest = self._latest[:KEPT], self._latest[KEPT:]
+            self._first_bad = self._first_bad or first_not_finite(old)
+            self.older += CallSums.of(read_records(attentions(old)))
+
+    def rows(self) -> tuple[CallRow, ...]:
+        """Of the latest attention calls. Waits for the device, once."""
+        return read_records(attentions(self._latest))
+
+    def first_not_finite(self) -> CallRecord | None:
+        """The first call whose output was not finite. Waits for the device, once."""
+        return self._first_bad or first_not_finite(self._latest)
+
+
+def attentions(records: Iterable[CallRecord]) -> list[CallRecord]:
+    """Without those of a model's output."""
+    return [record for record in records if record.layer >= 0]
 
 
 def read_records(records: list[CallRecord]) -> tuple[CallRow, ...]:
