@@ -117,9 +117,10 @@ def _check_places(settings: Settings, layers: list[int] | None, steps: list[int]
 
 
 def _facts(found: list[JudgedCall], settings: Settings, prompt: str) -> dict[str, Any]:
-    from jali.evaluation.inspection import ranking
+    from jali.evaluation.inspection import ranking, verdict
     from jali.generation.machine import machine, versions
 
+    judgement = verdict(found)
     return {
         "kind": "jali-inspection",
         "version": 1,
@@ -129,6 +130,8 @@ def _facts(found: list[JudgedCall], settings: Settings, prompt: str) -> dict[str
         "machine": machine(str(settings.device)),
         "versions": versions(),
         "ranking": [{"method": m, "error": e, "mass": p} for m, e, p in ranking(found)],
+        "winner": judgement.winner,
+        "verdict": asdict(judgement),
         "calls": [
             {
                 "layer": judged.capture.site.layer,
@@ -160,45 +163,49 @@ def _write(
 
 
 def _show(found: list[JudgedCall], folder: Path, written: list[str]) -> None:
-    from jali.evaluation.inspection import ranking
-    from jali.evaluation.inspection.judge import CONTROLS, too_costly
+    from jali.evaluation.inspection import ranking, sentences
+    from jali.evaluation.inspection.judge import too_costly
 
     ranked, dear = ranking(found), too_costly(found)
     order = [name for name, _, _ in ranked]
     for judged in found:
         Console().print(_table(judged, order, dear))
     say(
-        "mass: share of the exact attention in what it reads; error: ‖out − dense‖ / ‖dense‖, "
-        "dense in fp32; dim: controls that look at nothing, and what cannot be had at this cost",
+        "mass: share of the exact attention in what it reads; at most: what the best full blocks "
+        "have of it for as much work; error: ‖out − dense‖ / ‖dense‖, dense in fp32; dim: controls "
+        "that look at nothing, and what cannot be had at this cost or had nothing to choose",
         style="dim",
     )
-    real = [row for row in ranked if row[0] not in CONTROLS and row[0] not in dear]
-    if real:
-        name, error, mass = real[0]
-        say(f"nearest to dense here: {name}, error {error:.1%} with {mass:.0%} of the attention")
+    for words in sentences(found):
+        say(words)
     say(f"{folder}: {', '.join(written)}")
 
 
 def _table(judged: JudgedCall, order: list[str], dear: Collection[str]) -> Table:
-    from jali.evaluation.inspection.judge import CONTROLS
+    from jali.evaluation.inspection.judge import CONTROLS, MethodScore
+
+    def remark(score: MethodScore) -> str:
+        if score.method in dear:
+            return " (costs more)"
+        return " (no choice)" if score.no_choice else ""
 
     site, spread = judged.capture.site, sorted(judged.spread)
     return make_table(
-        ("", "asked", "cost", "mass", "in full", "error", "worst head"),
+        ("", "asked", "cost", "mass", "in full", "at most", "error", "worst head"),
         [
             (
-                score.method + (" (costs more)" if score.method in dear else ""),
+                score.method + remark(score),
                 f"{score.budget:.3f}",
                 f"{score.cost:.3f}",
                 f"{score.mass:.1%}",
                 f"{score.mass_full:.1%}",
+                f"{score.bound:.1%}",
                 f"{score.error:.1%}",
                 f"{max(error for _, _, error in score.heads):.1%}",
             )
             for score in sorted(judged.scores, key=lambda own: order.index(own.method))
         ],
-        dim=lambda row: row[0] in CONTROLS or row[0].endswith(" (costs more)"),
+        dim=lambda row: row[0] in CONTROLS or row[0].endswith(")"),
         title=f"layer {site.layer}, step {site.step}: heads look at {spread[0]:.0%} to "
-        f"{spread[-1]:.0%} of the keys; no full blocks at cost {judged.cost:g} hold more than "
-        f"{judged.bound:.1%}",
+        f"{spread[-1]:.0%} of the keys",
     )

@@ -4,5 +4,16 @@ from __future__ import annotations
 
 from jali.evaluation.inspection.capture import Capture, capture
 from jali.evaluation.inspection.judge import JudgedCall, MethodScore, judge, ranking
+from jali.evaluation.inspection.verdict import Verdict, sentences, verdict
 
-__all__ = ["Capture", "JudgedCall", "MethodScore", "capture", "judge", "ranking"]
+__all__ = [
+    "Capture",
+    "JudgedCall",
+    "MethodScore",
+    "Verdict",
+    "capture",
+    "judge",
+    "ranking",
+    "sentences",
+    "verdict",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from jali.attend import PreparedCall, prepare
 from jali.checks import check_call
 from jali.evaluation.inspection.capture import Capture
 from jali.methods import METHODS, Dense, Method, make_method
+from jali.planning.cost import read_sizes
 from jali.planning.plan import BlockPlan
 
 CONTROLS = ("random", "local")
@@ -25,8 +27,10 @@ class MethodScore:
     """One method on one call. Means over heads and sampled queries.
 
     `mass` is the share of the exact attention that lies in blocks it reads, `mass_full` in those
-    it reads unpooled. `error` is ‖out − dense‖ / ‖dense‖, dense in fp32. `heads` has one (cost,
-    mass, error) for every head.
+    it reads unpooled, and `bound` is the most that any choice of full blocks, in its order and for
+    as much work on these queries, has in them. `error` is ‖out − dense‖ / ‖dense‖, dense in fp32.
+    `always` is the cost of what it reads whatever it is asked for. `heads` has one (cost, mass,
+    error) for every head.
     """
 
     method: str
@@ -35,8 +39,15 @@ class MethodScore:
     density: float
     mass: float
     mass_full: float
+    bound: float
     error: float
+    always: float
     heads: tuple[tuple[float, float, float], ...]
+
+    @property
+    def no_choice(self) -> bool:
+        """Whether all that it read is always read."""
+        return self.cost <= self.always * (1 + 1e-9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +55,18 @@ class JudgedCall:
     """One call: how far each head looks, and every method's score.
 
     `spread` is the share of keys that a head spreads its attention over: exp(entropy) / keys.
-    `bound` is the mass that no plan of full blocks in the model's own order can exceed at this
-    cost: that of each query's own heaviest blocks.
     """
 
     capture: Capture
     cost: float
     spread: tuple[float, ...]
-    bound: float
     scores: tuple[MethodScore, ...]
     plans: Mapping[str, BlockPlan]
+
+    @property
+    def bound(self) -> float:
+        """The most that any of its methods could have read in full: the largest of their bounds."""
+        return max(score.bound for score in self.scores)
 
 
 def judge(
@@ -70,8 +83,7 @@ def judge(
             score, plan = _score(name, method, call, exact, cost)
             scores.append(score)
             plans[name] = plan
-        block = next(iter(plans.values())).blocks.k
-        yield JudgedCall(call, cost, exact.spread(), exact.bound(cost, block), tuple(scores), plans)
+        yield JudgedCall(call, cost, exact.spread(), tuple(scores), plans)
 
 
 def ranking(judged: Sequence[JudgedCall]) -> list[tuple[str, float, float]]:
@@ -104,11 +116,13 @@ def planned(method: Method, call: Capture) -> BlockPlan:
     return prepared.plan(query)[1]
 
 
-def _at_cost(method: Method, call: Capture, cost: float) -> tuple[float, Method, BlockPlan]:
+def _at_cost(
+    method: Method, call: Capture, cost: float, always: float
+) -> tuple[float, Method, BlockPlan]:
     """The budget that makes the achieved cost this one, as nearly as blocks allow.
 
-    What is forced counts too, and pooling and coarser blocks cost otherwise than asked; so the
-    asked budget is searched by halving.
+    What is `always` read counts too, and pooling and coarser blocks cost otherwise than asked; so
+    the asked budget is searched by halving.
     """
     low, high, asked = 0.0, 1.0, cost
     tried: dict[float, tuple[float, Method, BlockPlan]] = {}  # by how far the cost was off
@@ -117,7 +131,7 @@ def _at_cost(method: Method, call: Capture, cost: float) -> tuple[float, Method,
         plan = planned(own, call)
         miss = plan.cost - cost
         tried.setdefault(abs(miss), (asked, own, plan))
-        if abs(miss) <= CLOSE * cost:
+        if abs(miss) <= CLOSE * cost or (miss > 0 and plan.cost <= always):
             break
         low, high = (low, asked) if miss > 0 else (asked, high)
         asked = (low + high) / 2
@@ -127,21 +141,24 @@ def _at_cost(method: Method, call: Capture, cost: float) -> tuple[float, Method,
 def _score(
     name: str, method: Method, call: Capture, exact: _ExactAttention, cost: float
 ) -> tuple[MethodScore, BlockPlan]:
-    budget, own, plan = _at_cost(method, call, cost)
+    always = planned(method.with_budget(0.0), call).cost
+    budget, own, plan = _at_cost(method, call, cost, always)
     done = prepared_call(own, call).run(call.q, call.k, call.v, call.site)
     H = call.q.shape[1]
     costs = plan.costs[0].expand(H).tolist()
-    read = [exact.mass(plan, head) for head in range(H)]
-    error, errors = exact.errors(done.out)
+    read = _ReadMass.of(exact, plan, H)
+    masses, error, errors = read.touched.tolist(), *exact.errors(done.out)
     score = MethodScore(
         method=name,
         budget=budget,
         cost=plan.cost,
         density=plan.density,
-        mass=fmean(touched for touched, _ in read),
-        mass_full=fmean(full for _, full in read),
+        mass=fmean(masses),
+        mass_full=float(read.full.mean()),
+        bound=read.bound,
         error=error,
-        heads=tuple(zip(costs, (touched for touched, _ in read), errors, strict=True)),
+        always=always,
+        heads=tuple(zip(costs, masses, errors, strict=True)),
     )
     return score, plan
 
@@ -169,18 +186,6 @@ class _ExactAttention:
             logits = logits.masked_fill(~real, -torch.inf)
         return logits.softmax(-1)
 
-    def mass(self, plan: BlockPlan, head: int) -> tuple[float, float]:
-        """(touched, read in full): shares of the exact weights."""
-        layout = plan.layout
-        slots = self.rows if layout.q.inverse is None else layout.q.inverse[self.rows]
-        levels = plan.levels[0, head % plan.levels.shape[1]][slots // plan.blocks.q]
-        levels = levels.repeat_interleave(plan.blocks.k, dim=-1)[:, : layout.k.tokens]
-        if layout.k.inverse is not None:
-            levels = levels.index_select(1, layout.k.inverse)
-        weights = self.weights(head)
-        touched = (weights * (levels > 0)).sum(-1).mean()
-        return float(touched), float((weights * (levels == 1)).sum(-1).mean())
-
     def errors(self, out: Tensor) -> tuple[float, list[float]]:
         """‖out − exact‖ / ‖exact‖ over all heads together, as the next layer sees them, and of
         every head."""
@@ -203,30 +208,57 @@ class _ExactAttention:
         entropies = (-(w * w.clamp_min(1e-30).log()).sum(-1) for w in self._every_head())
         return tuple(float(e.exp().mean()) / self.call.k.shape[2] for e in entropies)
 
-    def bound(self, cost: float, block: int) -> float:
-        """The mass of every query's own heaviest blocks; the last one counts in part, so that it
-        is exactly this cost."""
-        found = []
-        for weights in self._every_head():
-            padded = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % block))
-            blocks = padded.unflatten(-1, (-1, block)).sum(-1).sort(-1, descending=True).values
-            whole, part = divmod(cost * blocks.shape[1], 1)
-            mass = blocks[:, : int(whole)].sum(-1) + part * blocks[:, int(whole)]
-            found.append(float(mass.mean()))
-        return fmean(found)
+    def on_blocks(self, head: int, plan: BlockPlan, rows: Tensor | None = None) -> Tensor:
+        """The weights of these queries, summed over a plan's key blocks. fp32 [R, N]."""
+        layout, weights = plan.layout, self.weights(head, rows)
+        if layout.k.index is not None:
+            weights = weights.index_select(1, layout.k.index)
+        short = layout.N * plan.blocks.k - layout.k.tokens
+        return torch.nn.functional.pad(weights, (0, short)).unflatten(1, (layout.N, -1)).sum(-1)
 
     def block_map(self, head: int, plan: BlockPlan) -> Tensor:
         """The exact weights of a query in every query block, summed over key blocks. [M, N]."""
         layout = plan.layout
         slots = torch.arange(layout.M, device=self.rows.device) * plan.blocks.q
         slots = (slots + plan.blocks.q // 2).clamp_max(layout.q.tokens - 1)
-        rows = slots if layout.q.index is None else layout.q.index[slots]
-        weights = self.weights(head, rows)
-        if layout.k.index is not None:
-            weights = weights.index_select(1, layout.k.index)
-        S = weights.shape[-1]
-        padded = torch.nn.functional.pad(weights, (0, layout.N * plan.blocks.k - S))
-        return padded.unflatten(-1, (layout.N, plan.blocks.k)).sum(-1)
+        return self.on_blocks(
+            head, plan, slots if layout.q.index is None else layout.q.index[slots]
+        )
+
+
+class _ReadMass(NamedTuple):
+    """Shares of the exact weights of sampled queries: in what a plan touches, and in what it reads
+    in full [H]; and the most that full blocks can hold of all heads for as much work."""
+
+    touched: Tensor
+    full: Tensor
+    bound: float
+
+    @classmethod
+    def of(cls, exact: _ExactAttention, plan: BlockPlan, heads: int) -> _ReadMass:
+        layout = plan.layout
+        slots = exact.rows if layout.q.inverse is None else layout.q.inverse[exact.rows]
+        levels = plan.levels[0].expand(heads, -1, -1)[:, slots // plan.blocks.q]
+        mass = torch.stack([exact.on_blocks(head, plan).double() for head in range(heads)])
+        sizes = read_sizes(layout, (1, *plan.ratios), plan.padding)[:, 0].double()
+        keys = sizes[0].expand_as(mass)
+        work = sum(
+            (levels == r).double() @ own for r, own in zip(plan.ratios, sizes[1:], strict=True)
+        )
+        assert isinstance(work, Tensor)
+        return cls(
+            (mass * (levels > 0)).sum(-1).mean(-1),
+            (mass * (levels == 1)).sum(-1).mean(-1),
+            _heaviest(mass.flatten(), keys.flatten(), float(work.sum())) / work.numel(),
+        )
+
+
+def _heaviest(mass: Tensor, keys: Tensor, room: float) -> float:
+    """The most mass of blocks that together have no more keys than `room`; the last one counts in
+    part, so that nothing whole can be better."""
+    order = (mass / keys.clamp_min(1)).argsort(descending=True)
+    taken = (room - keys[order].cumsum(0) + keys[order]).clamp_min(0).minimum(keys[order])
+    return float((mass[order] * taken / keys[order].clamp_min(1)).sum())
 
 
 def exact_map(call: Capture, head: int, plan: BlockPlan) -> Tensor:
