@@ -259,7 +259,7 @@ def _tables(rows: list[KernelRow]) -> Iterator[Table | str]:
 
 def _table(title: str, rows: list[KernelRow]) -> Table:
     return make_table(
-        ("", "asked", "cost", "ms", "TF/s", "×", "plan", "whole", "whole\n×", "error"),
+        ("", "asked", "cost", "ms", "TF/s", "×", "plan", "whole", "whole\n×", "rounding"),
         [
             (
                 row.backend if row.method in ("dense", "entropy") else row.method,
@@ -276,6 +276,7 @@ def _table(title: str, rows: list[KernelRow]) -> Table:
             for row in rows
         ],
         title=title,
-        caption="ms; × is over the fastest dense kernel of this run; whole: planning and attention",
+        caption="ms; × is over the fastest dense kernel of this run; whole: planning and "
+        "attention; rounding: against fp32 over the same plan, not what skipping does",
         pad_edge=False,
     )
