@@ -114,6 +114,9 @@ def test_entropy_of() -> None:
     assert float(entropy_of(half)) == pytest.approx(0.5)
     rows = torch.tensor([False] * 3 + [True] * 3)
     assert float(entropy_of(half, rows)) == 0
+    half[0, 0, 1] = torch.nan  # a broken query counts for nothing, and spoils nobody's share
+    assert float(entropy_of(half)) == pytest.approx(2 / 6)
+    assert float(entropy_of(half, rows)) == 0
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,7 @@ def test_key_masks_and_grouped_heads(sparse_type: str | None) -> None:
     mask = torch.ones(2, 300, dtype=torch.bool)
     mask[0, 200:] = False
     mask[1] = False
+    k, v = (x.masked_fill(~mask[:, None, :, None], torch.nan) for x in (k, v))
     for given in (mask, mask[:, None, None]):
         out = sparse_attention(q, k, v, attn_mask=given, sparse_type=sparse_type, head_num=6)
         wanted = sdpa(q[:1], k[:1, :, :200], v[:1, :, :200])
@@ -198,6 +199,19 @@ def test_dense_takes_any_mask() -> None:
     assert torch.equal(sparse_attention(q, k, v, attn_mask=pair), sdpa(q, k, v, attn_mask=pair))
     bias = torch.randn(2, 1, 40, 40)
     assert torch.equal(sparse_attention(q, k, v, attn_mask=bias), sdpa(q, k, v, attn_mask=bias))
+
+
+def test_keys_hidden_from_all_queries_are_as_if_absent() -> None:
+    q, k, v = tensors(40, B=2, H=3)
+    junk_k, junk_v = k.clone(), v.clone()
+    junk_k[:, :, 30:], junk_v[:, :, 30:] = torch.nan, torch.inf
+    pair = torch.rand(40, 40) < 0.5
+    pair[:, 0], pair[:, 30:] = True, False
+    bias = torch.randn(2, 1, 40, 40).masked_fill(~pair, -torch.inf)
+    for mask in (pair, bias, pair[:1], pair[0], pair[None, None]):
+        out = sparse_attention(q, junk_k, junk_v, attn_mask=mask)
+        assert torch.equal(out, sparse_attention(q, k, v, attn_mask=mask))
+        assert out.isfinite().all()
 
 
 @pytest.mark.parametrize("sparse_type", [None, "ada_bsa", "entropy"])

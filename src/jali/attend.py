@@ -185,7 +185,11 @@ def attend_densely(
         whole = full_plan(layout, causal)
         out, found_lse = chosen.attend(q, k, v, whole, call.scale, call.padding)
         return Attended(out, found_lse, backend=chosen.name)
+    task, padding = call.full_task, call.padding
+    if padding is not None:
+        k, v, padding = padding.cut(k, v)
+        task = replace(task, k_tokens=k.shape[2], padding=None if padding is None else padding.kind)
     if type(call.method) is Dense:
-        return Attended(dense.stock(q, k, v, call.scale, call.padding, causal))
-    out, name = dense.fastest(q, k, v, call.scale, call.full_task, call.padding, causal)
+        return Attended(dense.stock(q, k, v, call.scale, padding, causal))
+    out, name = dense.fastest(q, k, v, call.scale, task, padding, causal)
     return Attended(out, backend=name)

@@ -17,6 +17,7 @@ from jali.checks import check_scale, check_tensors
 from jali.methods import AdaBsa, Entropy, Method, Psa, RfV2
 from jali.planning.budget import Budget
 from jali.tokens.grid import Text, TokenGrid
+from jali.tokens.padding import KeyPadding
 from jali.value import check_choice, check_share, suggest
 
 LAYOUTS = ("BNSD", "BSND")
@@ -272,6 +273,11 @@ def _dense(
             f"attn_mask must be bool or {q.dtype}, broadcastable to {[B, H, Sq, Sk]}, and not "
             f"causal as well; got {mask.dtype} {list(mask.shape)}"
         )
+    mask = mask[(None,) * (4 - mask.dim())]
+    # Keys that no query sees are padding, whatever they hold.
+    hidden = (~mask if mask.dtype == torch.bool else mask == -torch.inf).all(2).all(1)
+    padding = KeyPadding(mask=~hidden.expand(B, Sk))
+    k, v = padding.zeroed(k), padding.zeroed(v)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=check_scale(scale, D), enable_gqa=k.shape[1] != H
     )

@@ -9,9 +9,10 @@ import torch
 
 import jali.backends as backends
 import jali.backends.torch as torch_backend
-from jali import BlockPlan, Blocks, Budget, Entropy, Psa, TokenGrid, attend, block_layout
+from jali import BlockPlan, Blocks, Budget, Dense, Entropy, Psa, TokenGrid, attend, block_layout
 from jali.backends import BACKENDS, Reference, Task, Torch, choose, why_not
 from jali.backends.dense import stock
+from jali.methods import FastestDense
 from jali.tokens.padding import KeyPadding
 from oracle import relative, sdpa, tensors
 
@@ -90,6 +91,49 @@ def test_heads_with_huge_logits_among_small_ones(
     torch.testing.assert_close(lse, wanted_lse, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [64, 75])  # without a short last block, and with one
+@pytest.mark.parametrize("values", [3e14, 1e-30, 1e30, 3e38])
+@pytest.mark.parametrize("logit", [54.0, -54.0, 0.0, 300.0, -300.0, 3e30])
+def test_values_at_any_scale(logit: float, values: float, tokens: int) -> None:
+    """Exponentials, alone or times values, leave the range of fp32 long before the result does."""
+    make = torch.Generator().manual_seed(0)
+    q, k, v = torch.zeros(3, 1, 2, tokens, 16)
+    q[..., 0], k[..., 0] = 1, logit
+    v = torch.randn(v.shape, generator=make).clamp(-1, 1) * values
+    layout = block_layout(TokenGrid.flat(tokens), blocks=Blocks(32, 16))
+    for ratios in ((1,), (1, 2, 4, 8)):
+        levels = torch.randint(0, len(ratios), (1, 2, layout.M, layout.N), generator=make)
+        plan = BlockPlan.from_levels(torch.tensor(ratios)[levels], layout)
+        for dtype in (torch.float32, torch.bfloat16):
+            args = [x.to(dtype) for x in (q, k, v)]
+            out, lse = Torch().attend(*args, plan, 1.0)
+            exact, _ = Reference().attend(*(x.double() for x in args), plan, 1.0)
+            near, near_lse = Reference().attend(*args, plan, 1.0)
+            rounding = min(abs(logit) * 1e-7, 1e-4)  # of the logits themselves, in fp32
+            assert relative(out, exact) < Torch.tolerance[dtype] + rounding
+            assert relative(near, exact) < Reference.tolerance[dtype] + rounding
+            torch.testing.assert_close(lse, near_lse, atol=1e-5, rtol=1e-5)
+
+
+def test_what_weighs_nothing_adds_nothing() -> None:
+    """However large it is: a weight of exp(−400) is 0, not a small number times 1e30."""
+    q, k, v = torch.zeros(1, 1, 32, 16), torch.zeros(1, 1, 32, 16), torch.full((1, 1, 32, 16), 1e30)
+    q[..., 0], k[..., 5, 0], v[..., 5, :] = 20, 20, 1
+    layout = block_layout(TokenGrid.flat(32), blocks=Blocks(16, 16))
+    plan = BlockPlan.from_levels(torch.ones(1, 1, 2, 2), layout)
+    out, _ = Torch().attend(q, k, v, plan, 1.0)
+    torch.testing.assert_close(out, torch.ones_like(out))
+
+
+def test_overflow_is_not_hidden() -> None:
+    """A row whose logits are no numbers is no row of zeros, which mean that no key was real."""
+    q, k, v = torch.full((3, 1, 1, 32, 16), 1e30)
+    layout = block_layout(TokenGrid.flat(32), blocks=Blocks(16, 16))
+    plan = BlockPlan.from_levels(torch.ones(1, 1, 2, 2), layout)
+    for backend in (Torch(), Reference()):
+        assert backend.attend(q, k, v, plan, 1.0)[0].isnan().all()
+
+
 @pytest.mark.parametrize("tokens", [41, 44, 48])
 @pytest.mark.parametrize("ratio", [2, 4, 8])
 def test_causal_pooled_tails(tokens: int, ratio: int) -> None:
@@ -126,6 +170,24 @@ def test_stock_attention_pads() -> None:
     assert relative(out[1:2], sdpa(q[1:2], k[1:2, :, :20], v[1:2, :, :20], 0.25)) < 5e-6
     assert (out[2] == 0).all()
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("lengths", [(50, 20, 0), (20, 20, 20), (0, 0, 0), (50, 50, 50), None])
+def test_dense_attention_never_looks_into_the_padding(lengths: tuple[int, ...] | None) -> None:
+    q, k, v = tensors(50, B=3, H=4, kv=2)
+    real = torch.rand(3, 50, generator=torch.Generator().manual_seed(1)) < 0.5
+    given = {"key_mask": real}
+    if lengths is not None:
+        real = torch.arange(50) < torch.tensor(lengths)[:, None]
+        given = {"key_length": torch.tensor(lengths)}
+    junk_k, junk_v = (x.masked_fill(~real[:, None, :, None], torch.nan) for x in (k, v))
+    for method in (Dense(), FastestDense()):
+        for lse in (False, True):
+            out = attend(q, junk_k, junk_v, method=method, lse=lse, **given).out
+            for b in range(3):
+                keys, values = k[b, :, real[b]][None], v[b, :, real[b]][None]
+                wanted = sdpa(q[b : b + 1], keys, values) if real[b].any() else out[b] * 0
+                assert relative(out[b : b + 1], wanted.view(1, *out.shape[1:])) < 5e-6
 
 
 def test_plans_shared_by_heads_and_samples() -> None:

@@ -282,6 +282,9 @@ def test_padding_is_not_attention() -> None:
     torch.testing.assert_close(exact.weights(1), _ExactAttention(masked, 32).weights(1))
     (found,) = judge([call], 0.4, ["entropy", "rf_v2"])
     assert all(0 < v.error < 1 for v in found.scores)
+    call.k[:, :, 1000:], call.v[:, :, 1000:] = torch.nan, torch.inf
+    (again,) = judge([call], 0.4, ["entropy", "rf_v2"])
+    assert again.scores == found.scores
 
 
 class LengthsOnly(Torch):

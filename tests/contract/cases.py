@@ -153,3 +153,10 @@ PLACES = [
 FLEX_METHODS = ("entropy", "entropy_large", "rf_v2", "local")
 FLEX_GEOMETRIES = ("text_front", "batch", "gqa", "chunk_end", "one_query")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def spoiled(x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """x [B, H, S, D] with NaN, infinities and huge numbers wherever a key is not `real` [B, S]."""
+    found = torch.tensor([torch.nan, torch.inf, -1e30, -torch.inf, 1e30], device=x.device)
+    junk = found[torch.arange(x.shape[2], device=x.device) % 5, None].to(x.dtype)
+    return torch.where(real[:, None, :, None], x, junk)

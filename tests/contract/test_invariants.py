@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
-from cases import DEVICES, GEOMETRIES, METHODS
+from cases import DEVICES, GEOMETRIES, METHODS, PLACES, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,18 +179,67 @@ def test_nothing_real_gives_zeros(method: str) -> None:
         assert (result.out[0] != 0).any()
 
 
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+@pytest.mark.parametrize("kind", ["key_length", "key_mask"])
 @pytest.mark.parametrize("method", [m for m in METHODS if "compat" not in m])
-def test_padded_keys_are_as_if_absent(method: str) -> None:
-    """Whatever lies in the padding, nothing changes."""
-    q, k, v = tensors(300)
-    grid = TokenGrid.flat(300)
+def test_padded_keys_are_as_if_absent(method: str, kind: str, device: str, backend: str) -> None:
+    """Whatever lies in the padding, NaN included, not a bit of plan or result changes."""
+    grid = TokenGrid.video(3, 5, 8, text=7, text_side="back")
+    S = grid.tokens
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = tensors(
+        grid, B=3, H=4, kv=2, D=64 if device == "cuda" else 16, device=device, dtype=dtype
+    )
+    lengths = torch.tensor([S - 4, 0, 41])
+    real = torch.arange(S) < lengths[:, None]
+    given: dict[str, Any] = {"key_length": lengths.tolist()}
+    if kind == "key_mask":
+        real = real & (torch.rand(3, S, generator=torch.Generator().manual_seed(0)) < 0.8)
+        given = {"key_mask": real.to(device)}
+    real = real.to(device)
+    clean = [x.masked_fill(~real[:, None, :, None], 0) for x in (k, v)]
+    junk = [spoiled(x, real) for x in (k, v)]
+    for lse in (True, False) if method == "dense" else (True,):
+        call: dict[str, Any] = {"method": METHODS[method], "grid": grid, "site": Site(3, 10, 1, 2)}
+        try:
+            a, b = (attend(q, *x, backend=backend, lse=lse, **call, **given) for x in (clean, junk))
+        except ValueError as error:
+            if "cannot run this" not in str(error):
+                raise
+            return
+        assert a.out.isfinite().all()
+        assert torch.equal(a.out, b.out)
+        assert a.lse is None or torch.equal(a.lse, b.lse)
+        assert a.plan is None or torch.equal(a.plan.levels, b.plan.levels)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if "compat" not in m])
+def test_padded_text_stays_out_of_the_video(method: str) -> None:
+    """Text of a joint sequence is padded as queries too: what these hold reaches their own rows
+    and nothing else."""
+    grid = TokenGrid.video(3, 5, 8, text=20, text_side="back")
+    q, k, v = tensors(grid, H=3)
+    real = torch.arange(grid.tokens)[None] < 131
     results = []
-    for filling in (0.0, 50.0):
-        k2, v2 = k.clone(), v.clone()
-        k2[:, :, 250:], v2[:, :, 250:] = filling, filling
-        out = attend(q, k2, v2, method=METHODS[method], grid=grid, key_length=[250]).out
-        results.append(out[:, :, :250])
-    torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-6)
+    for junk in (torch.zeros_like, lambda x: spoiled(x, real)):
+        inputs = (torch.where(real[:, None, :, None], x, junk(x)) for x in (q, k, v))
+        done = attend(*inputs, method=METHODS[method], grid=grid, key_length=[131])
+        results.append(done.out[:, :, :131])
+    assert results[0].isfinite().all()
+    torch.testing.assert_close(results[0], results[1], atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_broken_query_breaks_only_its_own_row(method: str) -> None:
+    grid = TokenGrid.video(4, 9, 10)
+    q, k, v = tensors(grid)
+    q[:, 0, 100] = torch.nan
+    result = attend(q, k, v, method=METHODS[method], grid=grid)
+    if result.plan is not None and "compat" not in method:
+        assert result.plan.cost < 1
+    broken = ~result.out.isfinite().all(-1)
+    assert broken[0, 0, 100]
+    assert broken.sum() == 1
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

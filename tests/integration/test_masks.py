@@ -105,6 +105,27 @@ def test_a_mask_of_keys_is_kept() -> None:
     assert all(row.reason is None for row in run.stats().rows)
 
 
+@pytest.mark.parametrize("real", [700, 0])
+@pytest.mark.parametrize("warmup", [0.0, 1.0])
+def test_keys_a_mask_hides_may_hold_anything(real: int, warmup: float) -> None:
+    """In sparse calls as in dense ones; and where no key is left, the result is zero."""
+    keys = torch.ones(1, 1, 1, TOKENS, dtype=torch.bool)
+    keys[..., real:] = False
+    hidden = torch.arange(real, TOKENS)
+    results = []
+    for junk in (None, torch.nan):
+        model = masked_wan(keys)
+        if junk is not None:
+            for name in ("to_k", "to_v"):
+                layer = getattr(model.blocks[1].attn1, name)
+                layer.register_forward_hook(lambda *seen: seen[-1].index_fill(1, hidden, torch.nan))
+        options = {"warmup_frac": warmup, "steps": 3, "dense_first_layer": False}
+        with jali.sparse_processor_mode(model, 0.4, **options):
+            results.append(forward(model))
+    assert results[0].isfinite().all()
+    assert torch.equal(*results)
+
+
 def test_dense_means_the_stock_operation_whatever_the_mask() -> None:
     model = masked_wan(band())
     expected = forward(model)

@@ -18,6 +18,7 @@ from jali.methods.sampling import jittered_positions
 from jali.planning.plan import RATIOS
 from jali.planning.scoring import key_similarity
 from jali.planning.selection import align_ends, cumulative_ends, levels_by_rank, ranks
+from jali.tokens.padding import KeyPadding
 from oracle import best_first, blocks_of, peak_importance, pooled_attention, psa_levels, tensors
 
 LEVELS = {1: (0.0, 0.2), 2: (0.2, 0.35), 4: (0.35, 0.6), 8: (0.6, 0.8), 0: (0.8, 1.0)}
@@ -179,6 +180,17 @@ def test_ranges_are_unordered_and_any_subset() -> None:
     plans = [attend(q, k, v, method=m).plan.levels for m in (a, b, c)]  # type: ignore[union-attr]
     assert torch.equal(plans[0], plans[1])
     assert torch.equal(plans[0], plans[2])
+
+
+def test_similarity_is_one_of_real_keys() -> None:
+    k = torch.ones(1, 1, 64, 8)
+    layout = block_layout(TokenGrid.flat(64), blocks=Blocks(32, 16))
+    real = torch.ones(1, 64, dtype=torch.bool)
+    real[:, 5], real[:, 20:] = False, False
+    k.masked_fill_(~real[:, None, :, None], torch.nan)
+    found = key_similarity(k, layout, 4, KeyPadding(mask=real))
+    # Three whole groups; the one whole group of a block of four; none.
+    torch.testing.assert_close(found, torch.tensor([[[1.0, 1, -1, -1]]]))
 
 
 @pytest.mark.parametrize("k_block", [16, 32, 64, 128])

@@ -74,9 +74,10 @@ class Backend(abc.ABC):
         """Attention over the plan, in arranged order.
 
         q [B, H, Sq, D], k and v [B, Hkv, Sk, D] -> out like q, and the log-sum-exp fp32
-        [B, H, Sq]. A row without a single real key gives zeros and −inf. `out_buffer` is
-        memory like q that the result may be written to; it may be q itself, when q is a copy that
-        nobody needs.
+        [B, H, Sq]. A row without a single real key gives zeros and −inf. Padded keys and values may
+        hold anything, NaN included: not a bit of the result depends on it. `out_buffer` is memory
+        like q that the result may be written to; it may be q itself, when q is a copy that nobody
+        needs.
         """
 
 

@@ -16,7 +16,7 @@ def pool(
 
     k, v [B, Hkv, S, D] -> [B, Hkv, G, D] twice, and at least fp32 [B|1, G] with G = ⌈S / ratio⌉.
     A pooled key stands for as many keys as are real behind it, so the tail needs no padding; −inf
-    where none is.
+    where none is. What is not real must be 0: see `KeyPadding.zeroed`.
     """
     S = k.shape[2]
     groups = -(-S // ratio)
@@ -31,12 +31,14 @@ def pool(
     means = []
     for x in (k, v):
         exact = x if x.dtype == torch.float64 else x.float()
-        if padding is not None:
-            exact = exact.masked_fill(~real[:, None, :, None], 0)
         if missing:
             exact = F.pad(exact, (0, 0, 0, missing))
-        sums = exact.unflatten(2, (groups, ratio)).sum(3)
-        means.append((sums / count.clamp_min(1)[:, None, :, None]).to(x.dtype))
+        grouped = exact.unflatten(2, (groups, ratio))
+        real_count = count.clamp_min(1)[:, None, :, None]
+        mean = grouped.sum(3) / real_count
+        if not mean.isfinite().all():  # near the end of the range only parts can be added
+            mean = (grouped / ratio).sum(3) / (real_count / ratio)
+        means.append(mean.to(x.dtype))
     return means[0], means[1], _log(count, k.dtype)
 
 

@@ -31,6 +31,8 @@ class Reference(Backend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         share = q.shape[1] // k.shape[1]
+        if padding is not None:
+            k, v = padding.zeroed(k), padding.zeroed(v)
         queries = q.to(dtype)
         k, v = (x.to(dtype).repeat_interleave(share, dim=1) for x in (k, v))
         levels = token_levels(plan)
@@ -45,7 +47,8 @@ class Reference(Backend):
             values.append(means)
         logit = torch.cat(logits, dim=-1)
         lse = logit.logsumexp(-1)
-        weight = logit.softmax(-1).nan_to_num(0.0)  # a row that reads no real key
+        nothing = (lse == -torch.inf)[..., None]  # a row that reads no real key
+        weight = logit.softmax(-1).masked_fill(nothing, 0)
         return (weight @ torch.cat(values, dim=-2)).to(q.dtype), lse.float()
 
 

@@ -37,6 +37,9 @@ COPIED_BYTES = 3 * 2**20
 # Elsewhere (a GPU without Triton) few long chunks count, not the cache: so many times q in fp32.
 SCRATCH_ON_DEVICE, COPIED_ON_DEVICE = 2, 1
 
+# Values among which exponentials that nothing was subtracted from neither overflow nor vanish.
+ORDINARY = (1e-15, 1e10)
+
 
 class Torch(Backend):
     """Reads only kept and pooled blocks. It looks at the counts, so it waits for the device."""
@@ -88,6 +91,10 @@ def _attend_heads(
 ) -> bool:  # fmt: skip
     """Attention of those `heads` of the plan, written into `out` and `lse`; the result
     says whether the rest of the call may stay `unshifted` (see `_attend`)."""
+    if padding is not None:
+        k, v = padding.zeroed(k), padding.zeroed(v)
+    largest = _largest(v)
+    unshifted &= ORDINARY[0] < largest < ORDINARY[1] or largest == 0
     levels = [_Level.of(k, v, ratio, plan, heads, padding) for ratio in plan.ratios]
     B, H, Sq, _ = q.shape
     block = plan.blocks.q
@@ -108,7 +115,9 @@ def _attend_heads(
                 query = query + torch.arange(size, device=q.device) + plan.layout.offset
                 ahead = read.last()[..., None] > query[:, None]
             logits = scratch.take(len(rows.m), read.keys.shape[1], size)
-            part, part_lse, unshifted = _attend(queries, read, scale, ahead, logits, unshifted)
+            part, part_lse, unshifted = _attend(
+                queries, read, scale, ahead, logits, largest, unshifted
+            )
             _cut(out, block, start, size)[rows.place] = part.to(out.dtype)
             _cut(lse, block, start, size)[rows.place] = part_lse.to(lse.dtype)
             scratch.give(logits)
@@ -127,6 +136,7 @@ def _attend(
     scale: float,
     ahead: Tensor | None,
     logits: Tensor,
+    largest: float,
     unshifted: bool,
 ) -> tuple[Tensor, Tensor, bool]:
     """Two batched products, with the softmax in place of the logits. [R, L, D] and [R, L].
@@ -134,7 +144,12 @@ def _attend(
     `unshifted` leaves out the two passes that find and subtract each row's largest logit; a sample
     of the logits and the sums tell whether that is right. If the sums say no, the chunk is done
     again. Whether the rest of the call may stay unshifted is the last of the three results.
+
+    `largest` is that of all values: where a sum of so many could overflow, weights are divided by
+    their sum before they meet the values, not the result after.
     """
+    limits = torch.finfo(logits.dtype)
+    early = not largest * read.keys.shape[1] < limits.max / 2
     while True:
         if read.shared:
             read.bring("keys")
@@ -150,25 +165,47 @@ def _attend(
             top = logits.amax(1, keepdim=True)
             top = torch.where(top == -torch.inf, 0, top)  # a row that reads no real key
             logits.sub_(top)
-            if read.bias is None and ahead is None:  # nothing that has to stay −inf
-                logits.clamp_min_(-60)  # as good as nothing, but not denormal
+            hides = read.bias is not None or ahead is not None
+            _without_denormals(logits, exactly=hides or not largest < ORDINARY[1])
         logits.exp_()
         if read.shared:
             read.bring("values")
-        weighed = torch.bmm(read.values.mT, logits)
-        out, total = weighed[:, :-1], weighed[:, -1:]
+        if early:
+            total = logits.sum(1, keepdim=True)
+            logits.div_(total.clamp_min(limits.tiny))
+            out = torch.bmm(read.values.mT, logits)[:, :-1]
+        else:
+            weighed = torch.bmm(read.values.mT, logits)
+            out, total = weighed[:, :-1], weighed[:, -1:]
         if not unshifted or _in_range(total):
             break
         unshifted = False
-    out.div_(total.clamp_min(torch.finfo(total.dtype).tiny))
+    if not early:
+        out.div_(total.clamp_min(limits.tiny))
     return out.mT, (total.log() + top).squeeze(1), unshifted
+
+
+def _without_denormals(logits: Tensor, exactly: bool) -> None:
+    """Leave no logit whose exponential is denormal: as good as nothing, or `exactly` nothing, which
+    takes longer and counts where keys are hidden or values enormous."""
+    least = math.log(torch.finfo(logits.dtype).tiny) + 1
+    if exactly:
+        F.threshold(logits, least, -torch.inf, inplace=True)
+    else:
+        logits.clamp_min_(least)
 
 
 def _in_range(total: Tensor) -> bool:
     """Whether sums of exponentials are so far from overflow and underflow that they are as exact
-    as with the largest logit taken out, and that their products with values are too."""
+    as with the largest logit taken out, and that their products with ordinary values are too."""
     low, high = total.aminmax()
-    return float(low) > math.exp(-60) and float(high) < math.exp(60)
+    return float(low) > math.exp(-30) and float(high) < math.exp(60)
+
+
+def _largest(values: Tensor) -> float:
+    """The largest magnitude; NaN where one of them is."""
+    low, high = values.aminmax()
+    return float(torch.maximum(-low, high))
 
 
 class _Scratch:

@@ -44,13 +44,3 @@ def read_mask(mask: Tensor | None) -> MaskReading:
     if all(n == mask.shape[1] for n in lengths):
         return MaskReading(shape=shape)
     return MaskReading(KeyPadding.of_lengths(tuple(lengths), mask.device), shape=shape)
-
-
-def without_padding(
-    k: Tensor, v: Tensor, padding: KeyPadding | None
-) -> tuple[Tensor, Tensor, KeyPadding | None]:
-    """Dense attention over equal prefixes needs no mask: k and v [B, H, S, D] are cut."""
-    if padding is None or padding.host is None or len(set(padding.host)) != 1:
-        return k, v, padding
-    n = padding.host[0]
-    return k[:, :, :n], v[:, :, :n], None

@@ -16,7 +16,7 @@ from jali.checks import check_call
 from jali.integration import forecast, stock
 from jali.integration.cache import unseen_cache
 from jali.integration.clock import Clock
-from jali.integration.masks import MaskReading, read_mask, without_padding
+from jali.integration.masks import MaskReading, read_mask
 from jali.integration.operator import number_of
 from jali.integration.parallel import Ranks, across_ranks, joint_order, tensor_ranks, ulysses_ranks
 from jali.integration.stats import CallLog, CallRecord, Stats
@@ -203,10 +203,9 @@ class Run:
         q: Tensor, k: Tensor, v: Tensor, scale: float | None, why: str,
     ) -> Tensor:  # fmt: skip
         q, k, v = heads_first(q), heads_first(k), heads_first(v)
-        real_k, real_v, padding = without_padding(k, v, reading.padding)
         known = None if isinstance(grid, str) else grid
-        call = check_call(q, real_k, real_v, FASTEST, known, scale=scale, padding=padding)
-        result = attend_densely(q, real_k, real_v, call)
+        call = check_call(q, k, v, FASTEST, known, scale=scale, padding=reading.padding)
+        result = attend_densely(q, k, v, call)
         if self.watch is not None:
             seen = grid, q, k, v, reading.padding, scale, result
             self.watch(AttentionCall(here.name, site, *seen))

@@ -64,9 +64,10 @@ def _store_level(
     k_out, v_out, bias, sum_k, sum_v, rows, start, left, offs_d, d_ok, write_bias,
     R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Turn sums over R tokens into means; `left` [I]: real tokens from the group's first one on."""
+    """Turn sums over R tokens, eighths of them, into means; `left` [I]: real tokens from the
+    group's first one on."""
     count = tl.minimum(tl.maximum(left, 0), R).to(tl.float32)
-    weight = 1.0 / tl.maximum(count, 1.0)
+    weight = 8.0 / tl.maximum(count, 1.0)
     _put(k_out, rows, start, sum_k * weight[:, None], offs_d, d_ok, D)
     _put(v_out, rows, start, sum_v * weight[:, None], offs_d, d_ok, D)
     if write_bias:
@@ -77,12 +78,14 @@ def _store_level(
 
 @triton.jit
 def _load(base, tokens, stride_s, offs_d, length, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows `tokens` in fp32, zero at and beyond `length`."""
+    """An eighth of the rows `tokens` in fp32, so that no eight of them overflow when they are
+    added; zero at and beyond `length`."""
     mask = (tokens < length)[:, None]
     if D != BLOCK_D:
         mask = mask & (offs_d < D)[None, :]
     at = tokens.to(tl.int64) * stride_s
-    return tl.load(base + at[:, None] + offs_d[None, :], mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(base + at[:, None] + offs_d[None, :], mask=mask, other=0.0)
+    return x.to(tl.float32) * 0.125
 
 
 @triton.jit

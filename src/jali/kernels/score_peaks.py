@@ -61,13 +61,13 @@ def _gather_keys_kernel(
     listed = (member < per_block) & (block < n)
     token = tl.load(positions + block * per_block + member, mask=listed, other=-1).to(tl.int32)
     real = (token >= 0) & (token < limit)
-    # Fillers repeat a real sample of the block: a maximum does not notice.
+    # Fillers repeat a real sample of the block: a maximum does not notice. Without one they are 0.
     stand_in = tl.max(tl.where(real, token, -1), 0)
-    token = tl.where(real, token, tl.maximum(stand_in, 0))
+    token = tl.where(real, token, stand_in)
     d = tl.arange(0, D_PAD)
     at = k + batch.to(tl.int64) * k_b + (head // kv_group).to(tl.int64) * k_h
     at += token.to(tl.int64)[:, None] * k_s + d[None, :]
-    value = tl.load(at, mask=(d < D)[None, :], other=0.0)
+    value = tl.load(at, mask=(token >= 0)[:, None] & (d < D)[None, :], other=0.0)
     key = block * RUN + member
     column = (key // KEYS) * KEYS + interleaved_column(key % KEYS, RUN, KEYS)
     row = slot.to(tl.int64) * columns + column

@@ -36,6 +36,11 @@ class Query(NamedTuple):
     causal: bool = False
     v: Tensor | None = None
 
+    @property
+    def real_k(self) -> Tensor:
+        """k with 0 wherever a key is padding, which may hold anything, NaN included."""
+        return self.k if self.padding is None else self.padding.zeroed(self.k)
+
 
 class Method(abc.ABC):
     """A method *is* its configuration: a frozen dataclass whose fields are its options.

@@ -170,7 +170,7 @@ class Psa(Method):
             cap = torch.ones_like(cap)
             for ratio, threshold in zip((2, 4, 8), self.similarity, strict=True):
                 if layout.blocks.k % ratio == 0:
-                    alike = key_similarity(query.k, layout, ratio) > threshold
+                    alike = key_similarity(query.k, layout, ratio, query.padding) > threshold
                     cap = torch.where(alike, ratio, cap)
             cap = cap.repeat_interleave(heads // cap.shape[1], dim=1)
         cap = torch.where(layout.mixed_keys, 1, cap).to(torch.uint8)

@@ -46,12 +46,13 @@ def blocks_for(share: float, blocks: int) -> int:
 def entropy_of(scores: Tensor, rows: Tensor | None = None) -> Tensor:
     """Mean normalised row entropy, in 0..1. scores [B, H, M, N] with rows summing to 1 -> [B, H].
 
-    `rows` (bool [M]) names the rows that take part, at least one of them.
+    `rows` (bool [M]) names the rows that take part, at least one of them. What is NaN counts for
+    nothing, as in the kernel: one broken query must not decide for all heads.
     """
     N = scores.shape[-1]
     if N == 1:
         return scores.new_ones(scores.shape[:2])
-    entropy_bhm = torch.special.entr(scores).sum(-1) / math.log(N)
+    entropy_bhm = torch.special.entr(scores).nan_to_num(0.0).sum(-1) / math.log(N)
     if rows is None:
         return entropy_bhm.mean(-1)
     weight = rows.to(entropy_bhm)

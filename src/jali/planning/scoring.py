@@ -267,20 +267,26 @@ def _peak_scores(
     return out / out.sum(-1, keepdim=True).clamp_min(torch.finfo(out.dtype).tiny)
 
 
-def key_similarity(k: Tensor, layout: BlockLayout, ratio: int) -> Tensor:
+def key_similarity(
+    k: Tensor, layout: BlockLayout, ratio: int, padding: KeyPadding | None = None
+) -> Tensor:
     """Mean cosine between the first and the last key of every group of `ratio` keys. [B, H, N].
 
-    Only whole groups count; a block without one is −1, "not alike".
+    Only groups of real keys count; a block without one is −1, "not alike".
     """
     keys = at_least_fp32(k)
     groups = keys.shape[2] // ratio
     pairs = keys[:, :, : groups * ratio].unflatten(2, (groups, ratio))
     cosine = torch.cosine_similarity(pairs[..., 0, :], pairs[..., -1, :], dim=-1, eps=1e-6)
     per_block = layout.blocks.k // ratio
-    sums = _block_sums(cosine, per_block)
-    count = _block_sums(torch.ones_like(cosine[:1, :1]), per_block)
-    mean = F.pad(sums / count, (0, layout.N - sums.shape[-1]), value=-1.0)
-    return mean[..., : layout.N]
+    whole = torch.ones_like(cosine[:1, :1], dtype=torch.bool)
+    if padding is not None:
+        real = padding.valid(layout.k.tokens)[:, None, : groups * ratio]
+        whole = real.unflatten(2, (groups, ratio)).all(-1)
+        cosine = cosine.masked_fill(~whole, 0)
+    count = _block_sums(whole.to(cosine), per_block)
+    mean = torch.where(count > 0, _block_sums(cosine, per_block) / count.clamp_min(1), -1.0)
+    return F.pad(mean, (0, layout.N - mean.shape[-1]), value=-1.0)
 
 
 def _key_groups(

@@ -48,6 +48,22 @@ class KeyPadding:
         """How many keys are real in all samples together: on the device where only it knows."""
         return self.valid(tokens).sum() if self.host is None else sum(self.host)
 
+    def zeroed(self, x: Tensor) -> Tensor:
+        """x [B, H, S, D] with 0 wherever a token is not real. What lies there may be anything, and
+        a weight of 0 does not keep it out: 0 · NaN is NaN."""
+        if self.host is not None and min(self.host) >= x.shape[2]:
+            return x
+        return x.masked_fill(~self.valid(x.shape[2])[:, None, :, None], 0)
+
+    def cut(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, KeyPadding | None]:
+        """k and v [B, H, S, D] up to the end of the longest sample, where the host knows it, and
+        what is padding still: none where all samples are equally long."""
+        if self.host is None:
+            return k, v, self
+        longest = max(self.host)
+        left = None if min(self.host) == longest else self
+        return k[:, :, :longest], v[:, :, :longest], left
+
     def arranged(self, keys: Arrangement) -> KeyPadding:
         """The same keys in arranged order.
 

@@ -174,6 +174,7 @@ class _ExactAttention:
         at = (torch.arange(count) + torch.rand(count, generator=drawn)) * (S / count)
         self.rows = at.long().clamp_max(S - 1).to(call.q.device)
         self.call = call
+        self.values = call.v if call.padding is None else call.padding.zeroed(call.v)
 
     def weights(self, head: int, rows: Tensor | None = None) -> Tensor:
         """The softmax of these queries over all keys, in the model's order. fp32 [R, S]."""
@@ -193,7 +194,7 @@ class _ExactAttention:
         squares = []
         for head in range(out.shape[1]):
             kv = head // (call.q.shape[1] // call.k.shape[1])
-            exact = self.weights(head) @ call.v[0, kv].float()
+            exact = self.weights(head) @ self.values[0, kv].float()
             wrong = out[0, head, self.rows].float() - exact
             squares.append((float(wrong.square().sum()), float(exact.square().sum())))
         squares.append((sum(wrong for wrong, _ in squares), sum(total for _, total in squares)))
