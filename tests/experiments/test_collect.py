@@ -121,7 +121,9 @@ def test_the_page_stands_alone(done: Results) -> None:
     assert page.open == []
     assert page.seen.count("svg") == 1
     assert page.seen.count("tr") == 4
-    assert page.seen.count("circle") == 3 + 1  # and one in the legend
+    assert page.seen.count("circle") == 3
+    assert page.seen.count("li") == 1 + 1  # one variant, and what was left out
+    assert text.count('class="point" tabindex="0"') == 3
     assert "http" not in text
     assert "<script" not in text
     assert "nothing: there is no such experiment" in text

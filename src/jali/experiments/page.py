@@ -88,10 +88,10 @@ def _plot(rows: Sequence[Row], numbers: Sequence[int], front: set[int]) -> dict[
     ys = _ticks([_point(row)[1] for row in drawn])
 
     def across(x: float) -> str:
-        return f"{62 + (x - xs[0]) / (xs[-1] - xs[0]) * 562:.1f}"
+        return f"{62 + (x - xs[0]) / (xs[-1] - xs[0]) * 548:.1f}"
 
     def up(y: float) -> str:
-        return f"{332 - (y - ys[0]) / (ys[-1] - ys[0]) * 314:.1f}"
+        return f"{352 - (y - ys[0]) / (ys[-1] - ys[0]) * 294:.1f}"
 
     for variant in dict.fromkeys(row["variant"] for row in here if row in drawn):
         found["lines"][variant] = [

@@ -64,12 +64,6 @@ def plot_pareto(rows: Sequence[PipelineRow], path: Path, title: str, metric: str
             [row.speedup for row in own], [row.quality[metric] for row in own],
             "o:" if control else "o-", markersize=5, color=colour, label=method,
         )  # fmt: skip
-        for row in own:
-            name = row.label if row.budget is None else f"{row.budget:g}"
-            axes.annotate(
-                name, (row.speedup, row.quality[metric]), fontsize=7, color=FAINT,
-                xytext=(4, 4), textcoords="offset points",
-            )  # fmt: skip
     front = sorted((r for r in found if r.best), key=lambda r: r.speedup)
     if len(front) > 1 and metric == "psnr":
         axes.plot(
@@ -84,7 +78,30 @@ def plot_pareto(rows: Sequence[PipelineRow], path: Path, title: str, metric: str
         axes.legend(frameon=False, fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    names = [row.label if row.budget is None else f"{row.budget:g}" for row in found]
+    _label(axes, names, [(row.speedup, row.quality[metric]) for row in found])
     _save(figure, path)
+
+
+# Around a point, in points: upwards right, down, left; the first that is free.
+_PLACES = (((5, 3), "left"), ((5, -9), "left"), ((-5, 3), "right"), ((-5, -9), "right"))
+
+
+def _label(axes: Any, names: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
+    """Words beside points; a word that would lie over another one is left out."""
+    axes.figure.draw_without_rendering()  # only then is it known where things are
+    legend = axes.get_legend()
+    taken = [] if legend is None else [legend.get_window_extent()]
+    for name, point in zip(names, points, strict=True):
+        for offset, side in _PLACES:
+            word = axes.annotate(
+                name, point, offset, textcoords="offset points", fontsize=7, color=FAINT, ha=side,
+            )  # fmt: skip
+            box = word.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            word.remove()
 
 
 def _save(figure: Any, path: Path) -> None:

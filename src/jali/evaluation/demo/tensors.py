@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from timeit import timeit
@@ -35,7 +36,8 @@ HEADINGS = ("method", "budget", "cost", "density", "error", "call ms", "plan ms"
 class MethodResult:
     """What came of one method. `error` is ‖out − dense‖ / ‖dense‖; times are medians.
 
-    `planning` is everything but the attention itself: arranging, scoring, selecting, restoring.
+    `planning` is everything but the attention itself: arranging, scoring, selecting, restoring; 0
+    where that is too little to be timed here.
     """
 
     method: str
@@ -56,7 +58,7 @@ class MethodResult:
             f"{self.density:.3f}",
             f"{self.error:.1%}",
             f"{self.seconds * 1e3:,.0f}",
-            f"{self.planning * 1e3:,.0f}",
+            f"{self.planning * 1e3:,.0f}" if self.planning else "–",
             f"{self.speed_up:.2f}×",
         )
 
@@ -165,10 +167,30 @@ def draw(folder: Path, found: MethodComparison) -> list[str]:
         headings=HEADINGS,
         rows=[row.cells() for row in found.rows],
         controls=CONTROLS,
+        maps=[_map(method, plan, kinds) for method, plan in found.plans.items()],
         pictures=pictures,
     )
     (folder / PAGE).write_text(page, encoding="utf-8")
     return [PAGE, *names, *figures]
+
+
+def _map(method: str, plan: BlockPlan, kinds: Sequence[str]) -> dict[str, Any]:
+    """What the page draws of a plan: a level for every block pair of every head."""
+    heads = plan.levels[0].expand(len(kinds), -1, -1)
+    costs = plan.costs[0].expand(len(kinds)).tolist()
+    return {
+        "method": method,
+        "rows": heads.shape[1],
+        "columns": heads.shape[2],
+        "heads": [
+            {
+                "kind": kind,
+                "cost": f"{cost:.3f}",
+                "levels": base64.b64encode(head.cpu().numpy().tobytes()).decode(),
+            }
+            for kind, cost, head in zip(kinds, costs, heads, strict=True)
+        ],
+    }
 
 
 def _attention_seconds(heads: MadeUpHeads, found: Attended) -> float:

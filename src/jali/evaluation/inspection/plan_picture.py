@@ -39,12 +39,13 @@ def heads_figure(
     plan: BlockPlan, heads: Sequence[int], names: Sequence[str], query: int, frames: int = 5
 ) -> Figure:
     """A column per head: its block map above, and on the frames what one query block reads."""
+    box = _box(plan)
+    frames = min(frames, box.frames)
     figure = _figure(2.1 * len(heads), 1.9 + 0.78 * frames)
     grid: Any = figure.subplots(
         frames + 1, len(heads), squeeze=False, height_ratios=[2.5, *[1] * frames]
     )
     costs = plan.costs.expand(1, plan.levels.shape[1])[0]
-    box = _box(plan)
     shown = np.linspace(0, box.frames - 1, frames).round().astype(int)
     for column, head in enumerate(heads):
         top = grid[0, column]
