@@ -45,6 +45,13 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         assert found is None, f"{page.relative_to(site)}: {found}"
 
 
+def test_no_page_may_load_from_another_host(site: Path) -> None:
+    """The theme's script would, of a CDN, if a page had a diagram; the browser refuses it."""
+    for page in site.rglob("*.html"):
+        found = re.findall(r'Content-Security-Policy" content="([^"]*)"', page.read_text("utf-8"))
+        assert found == ["default-src 'self' file: data: blob: 'unsafe-inline'"], page
+
+
 @pytest.mark.parametrize(
     "text",
     ['<script src="https://a.b/c.js">', "<link href=//a.b/c.css rel=stylesheet>", "url(http://a)"],
@@ -68,6 +75,7 @@ def test_search_works_from_a_folder(site: Path) -> None:
             pytest.fail(f"JALI_REQUIRE_CHROMIUM is set, and there is no {CHROMIUM}")
         pytest.skip(f"needs {CHROMIUM}")
     asked: list[str] = []
+    said: list[str] = []
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
@@ -76,6 +84,10 @@ def test_search_works_from_a_folder(site: Path) -> None:
         page.keyboard.press("Control+k")
         page.keyboard.type("sparse_processor_mode", delay=10)
         page.get_by_text(re.compile(r"^\d+ results?$")).wait_for(timeout=60_000)
+        page.on("console", lambda told: said.append(told.text))
+        load = "fetch('https://example.org/').then(() => 'loaded', () => 'refused')"
+        assert page.evaluate(load) == "refused"
         browser.close()
+    assert any("Content Security Policy" in text for text in said), said
     assert asked
     assert all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked
