@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, field
 
 from jali.experiments.lock import Owner, now
 from jali.experiments.resources import Resources
 from jali.experiments.results import Results
-from jali.files import canonical
+from jali.files import canonical, parse_json, read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +36,20 @@ def add_submission(results: Results, tag: str, submission: Submission) -> None:
 def read_submissions(results: Results, tag: str) -> list[Submission]:
     """Every whole line; one that a crash or a full disk cut short is nothing anyone could ask."""
     try:
-        text = results.submissions(tag).read_text("utf-8", errors="replace")
+        text = read_bytes(results.submissions(tag)).decode(errors="replace")
     except FileNotFoundError:
         return []
     found = []
     for line in text.splitlines():
         try:
-            facts = json.loads(line)
+            facts = parse_json(line)
             facts["owner"] = Owner.from_dict(facts["owner"])
             facts["resources"] = Resources.from_dict(facts["resources"])
-            found.append(Submission(**facts))
+            sent = Submission(**facts)
         except (KeyError, TypeError, ValueError):
             continue
+        if all(isinstance(text, str) for text in (sent.on, sent.job, sent.folder, sent.time)):
+            found.append(sent)
     return found
 
 
