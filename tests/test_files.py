@@ -25,6 +25,7 @@ from jali.files import (
     UnreadableError,
     WriteError,
     canonical,
+    check_place,
     digest,
     file_digest,
     lock,
@@ -194,6 +195,9 @@ def test_a_folder_without_permission() -> None:
                 write_text(folder / "old", "new")
             with pytest.raises(WriteError, match="deeper cannot be made: Permission denied"):
                 make_folder(folder / "deeper")
+            for name in ("new", "old", "deeper/new"):
+                with pytest.raises(WriteError, match=f"{name} cannot be made: .* open for writing"):
+                    check_place(folder / name)
             with (
                 pytest.raises(WriteError, match="lock cannot be locked: Permission denied"),
                 lock(folder / "lock", "busy"),
@@ -209,6 +213,12 @@ def test_places_that_cannot_be_files(old: Path) -> None:
     folder.mkdir()
     with pytest.raises(WriteError, match="folder cannot be written: Is a directory"):
         write_text(folder, "x")
+    check_place(old)
+    check_place(old.parent / "new" / "and" / "deeper")
+    with pytest.raises(WriteError, match="inside cannot be made: .* is not a folder"):
+        check_place(old / "inside")
+    with pytest.raises(WriteError, match="cannot be made: File name too long"):
+        check_place(old.parent / ("x" * 300) / "y")
     for path, reason in [
         (old / "inside", "Not a directory"),
         (old.parent / "gone" / "file", "No such file or directory"),

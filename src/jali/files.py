@@ -67,7 +67,8 @@ def check_place(path: Path) -> None:
         raise _write_error(f"{path} cannot be made", error) from None
     if not above.is_dir():
         raise WriteError(f"{path} cannot be made: {above} is not a folder")
-    if not os.access(above, os.W_OK | os.X_OK):
+    effective = os.access in os.supports_effective_ids
+    if not os.access(above, os.W_OK | os.X_OK, effective_ids=effective):
         raise WriteError(f"{path} cannot be made: {above} is not open for writing")
 
 
@@ -86,12 +87,10 @@ def whole_file(path: Path, *, durable: bool = True, folder: Path | None = None) 
     ...     encode(temporary)
     """
     place = folder or path.parent
-    # Cut, so that the longest name a file may have leaves room for the rest.
-    start = path.name.encode()[: LONGEST_NAME - 40].decode(errors="ignore")
-    temporary = place / f".{start}.{secrets.token_hex(4)}.part"
+    temporary = place / f"{_part_start(path)}{secrets.token_hex(4)}.part"
     handle = -1
     try:
-        _remove_abandoned(place, f".{start}.")
+        remove_abandoned(path, place)
         handle = _create_held(temporary)
         yield temporary
         if durable:
@@ -109,6 +108,15 @@ def whole_file(path: Path, *, durable: bool = True, folder: Path | None = None) 
             temporary.unlink(missing_ok=True)
         if handle >= 0:
             os.close(handle)
+
+
+def remove_abandoned(path: Path, folder: Path | None = None) -> None:
+    """Remove what killed processes left of `path` in `whole_file`: the new files nobody holds."""
+    place, start = folder or path.parent, _part_start(path)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(place):
+            if name.startswith(start) and _PART.fullmatch(name, len(start)):
+                _remove_unheld(place / name)
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -314,6 +322,11 @@ def _write_error(what: str, error: OSError) -> WriteError:
     return found
 
 
+def _part_start(path: Path) -> str:
+    """How the names of its unfinished files begin: cut, so that the longest name leaves room."""
+    return f".{os.fsencode(path.name)[: LONGEST_NAME - 40].decode(errors='ignore')}."
+
+
 def _create_held(path: Path) -> int:
     """A new file, locked as long as its handle is open: so that others see it is being written."""
     while True:
@@ -325,14 +338,6 @@ def _create_held(path: Path) -> int:
         if path.exists():
             return handle
         os.close(handle)  # before it was locked it looked abandoned to somebody
-
-
-def _remove_abandoned(folder: Path, start: str) -> None:
-    """Remove the new files that killed processes left: those that nobody holds."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if name.startswith(start) and _PART.fullmatch(name, len(start)):
-                _remove_unheld(folder / name)
 
 
 def _remove_unheld(path: Path) -> None:

@@ -51,7 +51,12 @@ def test_time_and_quality_of_all_in_one_run(
     # Not a second time: times of two runs are not one run.
     done = jali("bench", "pipeline", *small, *words, "--output-dir", folder)
     assert done.exit_code == 2
-    assert "is not empty" in done.stderr
+    assert "is not empty: it holds a benchmark, in results.json" in done.stderr
+    (folder / "results.json").write_text(json.dumps(result | {"complete": False}))
+    done = jali("bench", "pipeline", *small, *words, "--output-dir", folder)
+    assert done.exit_code == 2
+    assert "a benchmark that did not finish, and times of two runs are not one" in done.stderr
+    assert "remove this one, or name another with --output-dir" in done.stderr
 
 
 def test_every_run_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:

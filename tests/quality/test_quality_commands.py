@@ -141,6 +141,21 @@ def test_export_elsewhere_and_of_single_clips(tmp_path: Path, frames: Tensor) ->
     assert (tmp_path / "x" / "y" / "frames.mp4").exists()
 
 
+def test_export_clears_away_what_a_killed_one_left(tmp_path: Path, frames: Tensor) -> None:
+    folder = folder_of(tmp_path / "tensors", {"a": frames, "b": frames})
+    assert jali("export", folder).exit_code == 0
+    (folder / "b.mp4").unlink()
+    before = os.umask(0o027)
+    try:
+        for name in ("a", "b"):  # one will be skipped, one written
+            (folder / f".{name}.mp4.01234567.part").write_bytes(b"half")
+        assert jali("export", folder).exit_code == 0
+    finally:
+        os.umask(before)
+    assert sorted(p.suffix for p in folder.iterdir()) == [".mp4", ".mp4", ".pt", ".pt"]
+    assert (folder / "b.mp4").stat().st_mode & 0o777 == 0o640
+
+
 def test_export_never_encodes_a_clip_over_itself(places: tuple[Path, Path]) -> None:
     dense = places[0]
     (dense / "manifest.json").unlink()

@@ -39,7 +39,7 @@ def export(
       jali export results/dense --fps 16 --output-dir videos --overwrite
     """
     from jali.evaluation.quality.pairs import find_clips
-    from jali.files import make_folder
+    from jali.files import make_folder, remove_abandoned
 
     if fps is not None and not 0 < fps <= 1000:
         refuse(f"--fps must be above 0 and at most 1000, got {fps:g}")
@@ -51,6 +51,7 @@ def export(
         for entry in find_clips(folder):
             target = (output_dir or entry.path.parent) / f"{entry.name}.mp4"
             why_not = None
+            remove_abandoned(target)
             if target.exists() and target.samefile(entry.path):
                 why_not = "is the only file of this clip"
             elif target.exists() and not overwrite:
