@@ -196,7 +196,9 @@ def test_a_folder_without_permission() -> None:
             with pytest.raises(WriteError, match="deeper cannot be made: Permission denied"):
                 make_folder(folder / "deeper")
             for name in ("new", "old", "deeper/new"):
-                with pytest.raises(WriteError, match=f"{name} cannot be made: .* open for writing"):
+                with pytest.raises(
+                    WriteError, match=rf"{name} cannot be made: .* open for writing"
+                ):
                     check_place(folder / name)
             with (
                 pytest.raises(WriteError, match="lock cannot be locked: Permission denied"),
@@ -215,7 +217,7 @@ def test_places_that_cannot_be_files(old: Path) -> None:
         write_text(folder, "x")
     check_place(old)
     check_place(old.parent / "new" / "and" / "deeper")
-    with pytest.raises(WriteError, match="inside cannot be made: .* is not a folder"):
+    with pytest.raises(WriteError, match=r"inside cannot be made: .* is not a folder"):
         check_place(old / "inside")
     with pytest.raises(WriteError, match="cannot be made: File name too long"):
         check_place(old.parent / ("x" * 300) / "y")

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 pytest.importorskip("av")
 pytest.importorskip("jinja2")
 
 from hostile import Jali, attack, check_end
+from jali.cli.main import app
 from jali.clips.clip import write_lossless, write_mp4
 from jali.evaluation.quality.evaluation import evaluate
 from jali.evaluation.quality.result import write_evaluation
@@ -31,7 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder.mkdir()
         settings = Settings("nano", method=method, device="cpu").resolve()
         clip = ClipRecord(
-            name="0000-a-ball", prompt="a ball", seed=0, fps=8.0, frames=2, height=32, width=32,
+            name="0000-a-ball", prompt="a réd “ball” 漢字", seed=0, fps=8.0, frames=2, height=32,
+            width=32,
             video="0000-a-ball.mp4", lossless="0000-a-ball.mkv", sites="0000-a-ball.sites.json",
             seconds=1.5, seconds_transformer=1.0, cost=0.6, sparse_cost=0.5, budget=0.5, calls=2,
             sparse_calls=1, dense_reasons={"layer 0": 1}, summary="a line",
@@ -62,6 +65,13 @@ def test_the_commands_work_on_what_is_sound(jali: Jali, runs: Path, out: Path) -
     for command in commands(runs, out):
         done = jali(*command)
         assert done.exit_code == 0, done.stderr
+
+
+def test_they_work_on_a_terminal_without_utf_8(runs: Path, out: Path) -> None:
+    for command in [*commands(runs, out), ("compare", runs, "--output", out / "p.html", "--json")]:
+        done = CliRunner(charset="ascii").invoke(app, [str(word) for word in command])
+        assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["clips"] == ["0000-a-ball"]
 
 
 def commands(runs: Path, out: Path) -> list[tuple[object, ...]]:
