@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from training import config
 from training.cross_attention import attend_without_padding
-from training.latents import CLIPS, LONGEST, PICTURES, WIDE_CLIPS, WIDE_PICTURES, Latents, Set
+from training.latents import (
+    CLIPS,
+    LONG_CLIPS,
+    LONGEST,
+    PICTURES,
+    WIDE_CLIPS,
+    WIDE_PICTURES,
+    Latents,
+    Set,
+)
 from training.muon import Muon
 from training.trainer import Clock, Trainer, adam, say
 
@@ -26,32 +37,39 @@ class Batch:
     frames: int
     size: int
 
+    @property
+    def shift(self) -> float:
+        """Of the noise levels. On a larger grid the same noise hides less: where things are is
+        decided at higher levels, and a model that has seldom seen them decides it twice."""
+        tokens = self.frames * (self.set.height // 8) * (self.set.width // 8)
+        return config.SHIFT * max(1.0, (tokens / 2304) ** 0.5)
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Until this share of the time, steps take these batches by turns."""
+    """Until this share of the whole training, steps take these batches by turns."""
 
     until: float
     batches: tuple[Batch, ...]
 
 
-# Pictures teach words, colours and shapes at a small part of a clip's price; short clips teach what
-# moves; the rest is practice at full length.
+# Pictures teach words, textures and shapes at a small part of a clip's price; short clips teach
+# what moves; the rest is practice at full length.
+WHOLE = (Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))
 CURRICULUM = (
-    Phase(0.30, (Batch(PICTURES, 1, 256),) * 3 + (Batch(WIDE_PICTURES, 1, 64),)),
-    Phase(0.50, (Batch(CLIPS, 3, 80), Batch(CLIPS, 3, 80), Batch(WIDE_CLIPS, 3, 20))),
-    Phase(0.85, (Batch(CLIPS, 9, 32), Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))),
-    Phase(1.00, (Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))),
+    Phase(0.06, (Batch(PICTURES, 1, 256), Batch(WIDE_PICTURES, 1, 72))),
+    Phase(0.12, (Batch(CLIPS, 3, 80), Batch(WIDE_CLIPS, 3, 24))),
+    Phase(1.00, (*WHOLE, *WHOLE, Batch(LONG_CLIPS, 21, 9))),
 )
 
 
 class Model(nn.Module):
     """Text encoder and transformer as one module with one optimiser."""
 
-    def __init__(self) -> None:
+    def __init__(self, text_encoder: Any, transformer: Any) -> None:
         super().__init__()
-        self.text_encoder = config.text_encoder()
-        self.transformer = config.transformer()
+        self.text_encoder = text_encoder
+        self.transformer = transformer
 
     def forward(self, noisy: Tensor, timestep: Tensor, tokens: Tensor) -> Tensor:
         text = self.read(tokens)
@@ -64,10 +82,10 @@ class Model(nn.Module):
         return states * mask.unsqueeze(-1)
 
 
-def flow_loss(model: nn.Module, clean: Tensor, tokens: Tensor) -> Tensor:
+def flow_loss(model: nn.Module, clean: Tensor, tokens: Tensor, shift: float) -> Tensor:
     noise = torch.randn_like(clean)
     u = torch.sigmoid(torch.randn(len(clean), device=clean.device))
-    sigma = config.SHIFT * u / (1 + (config.SHIFT - 1) * u)
+    sigma = shift * u / (1 + (shift - 1) * u)
     level = sigma.view(-1, 1, 1, 1, 1)
     noisy = (1 - level) * clean + level * noise
     velocity = model(noisy, sigma * 1000, tokens)
@@ -94,18 +112,28 @@ def block_matrices(transformer: nn.Module) -> list[nn.Parameter]:
 
 
 def train_flow(
-    model: Model, sets: dict[Set, Latents], mean: Tensor, std: Tensor, clock: Clock, compiled: bool
-) -> list[tuple[float, float]]:
+    model: Model,
+    sets: dict[Set, Latents],
+    mean: Tensor,
+    std: Tensor,
+    clock: Clock,
+    *,
+    span: tuple[float, float] = (0.0, 1.0),
+    rate: float = 1.0,
+    compiled: bool = False,
+    keep: Callable[[], None] = lambda: None,
+) -> Trainer:
+    """Go through a span of the curriculum; `keep` is called with averaged weights now and then."""
     device = mean.device
     inside = block_matrices(model.transformer)
     known = {id(p) for p in inside}
     others = [p for p in model.transformer.parameters() if id(p) not in known]
     optimisers = [
-        Muon(inside, 1.5e-3, weight_decay=0.01),
-        adam(others, 1e-3),
-        adam(model.text_encoder.parameters(), 2e-4),
+        Muon(inside, 1.5e-3 * rate, weight_decay=0.01),
+        adam(others, 1e-3 * rate),
+        adam(model.text_encoder.parameters(), 2e-4 * rate),
     ]
-    trainer = Trainer(model, optimisers, clock, decay=0.9985)
+    trainer = Trainer(model, optimisers, clock, decay=0.999)
     attend_without_padding(model.transformer, LONGEST, config.TEXT_LENGTH)
     if compiled:
         import torch._dynamo.config as dynamo
@@ -114,22 +142,29 @@ def train_flow(
         model.transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
     seen: set[Batch] = set()
     clock.restart()
+    kept = 0.0
     while clock.progress < 1:
-        batch = due(trainer.steps, clock.progress)
+        batch = due(trainer.steps, span[0] + (span[1] - span[0]) * clock.progress)
         latents = sets[batch.set]
         began = time.monotonic()
         rows = torch.randint(len(latents.latents), (batch.size,), device=device)
         clean = (latents.latents[rows, :, : batch.frames].float() - mean) / std
         tokens = without_captions(latents.tokens[rows], 0.1)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = flow_loss(model, clean, tokens)
+            loss = flow_loss(model, clean, tokens, batch.shift)
         trainer.step(loss)
         if batch not in seen:  # compiling is not training
             seen.add(batch)
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            clock.start += time.monotonic() - began
-        trainer.note(loss, 101, "flow")  # a prime: every kind of batch is noted
+            lost = time.monotonic() - began
+            clock.start += lost
+            say(f"flow: first batch of {batch.set.name}, {batch.frames} frames: {lost:.1f} s")
+        trainer.note(loss, 101, f"flow {batch.set.name}/{batch.frames}")  # a prime: every kind
+        if clock.elapsed > kept + 100:
+            kept = clock.elapsed
+            with trainer.average.applied():
+                keep()
     trainer.average.apply()
     say(f"flow: {trainer.steps} steps")
-    return trainer.losses
+    return trainer

@@ -1,4 +1,4 @@
-"""Reading a clip back: which colour, shape and motion does it show?
+"""Reading a clip back: which colour, shape and motion does it show, how fast, how many things?
 
 No network judges here. Colours are told by hue, motion by where the coloured pixels go, shapes by
 laying known outlines over them. How often it is right about true clips is measured beside every
@@ -23,6 +23,9 @@ GROWN = 0.65  # of the logarithm of the area
 TURNED = 0.05  # mean change of an object's surface in an eighth of a second
 OUTLINE = 40  # pixels of a normalised outline
 ANGLES = 36
+THING = 0.0022  # the least area of a thing, in squares of the picture's height
+SHOWN = 0.22  # of the frames, in which a thing is seen at least
+SLOW, QUICK = 0.37, 0.57  # heights in a unit of time
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +39,77 @@ class Verdict:
 
 def judge(frames: Tensor) -> Verdict:
     """`frames`: [F, H, W, 3], uint8 or 0…1."""
-    rgb = frames.float() / (255 if frames.dtype == torch.uint8 else 1)
-    labels = _labels(rgb)
-    counts = torch.stack([(labels == i).sum() for i in range(len(COLOURS))])
-    best = int(counts.argmax())
-    mask = _despeckled(labels == best)
-    area = mask.sum((1, 2))
-    seen = area > 0.002 * mask[0].numel()
+    rgb = _unit(frames)
+    best, mask, seen = _most(rgb)
     if int(seen.sum()) < 2:
         return Verdict(None, None, None)
     return Verdict(list(COLOURS)[best], _shape(mask[seen]), _motion(rgb, mask, seen))
+
+
+def count_things(frames: Tensor) -> int:
+    """How many coloured things a clip shows, [F, H, W, 3] as above.
+
+    Things of one colour are counted apart where nothing coloured joins them: what is before a
+    thing does not cut it in two.
+    """
+    labels = _labels(_unit(frames))
+    islands = _islands(labels >= 0)
+    least = THING * labels.shape[1] ** 2
+    total = 0
+    for colour in range(len(COLOURS)):
+        mask = _despeckled(labels == colour)
+        if not bool((mask.sum((1, 2)) > least).any()):
+            continue
+        seen = [
+            int((torch.bincount(island[shown]) > least).sum())
+            for island, shown in zip(islands, mask, strict=True)
+        ]
+        # So many as a fair part of the frames show at once.
+        total += sorted(seen, reverse=True)[int(SHOWN * len(seen))]
+    return total
+
+
+def _islands(mask: Tensor) -> Tensor:
+    """Numbers of the connected parts, of every frame: [F, H, W], 0 where there is nothing."""
+    wide = F.max_pool2d(mask.float()[:, None], 3, 1, 1)
+    small = F.max_pool2d(wide, 2, 2, ceil_mode=True)
+    number = torch.arange(1, small[0].numel() + 1, device=mask.device).view(1, *small.shape[1:])
+    found = number * small
+    while True:
+        spread = F.max_pool2d(found, 3, 1, 1) * small
+        for _ in range(7):
+            spread = F.max_pool2d(spread, 3, 1, 1) * small
+        if torch.equal(spread, found):
+            break
+        found = spread
+    large = found.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    return large[:, 0, : mask.shape[1], : mask.shape[2]].long()
+
+
+def speed(frames: Tensor, unit: float) -> str | None:
+    """Of something that moves: "", "slowly" or "quickly", with `unit` frames to a unit of time."""
+    _, mask, seen = _most(_unit(frames))
+    where = seen.nonzero()[:, 0]
+    if len(where) < 4:
+        return None
+    # In the middle of its way it is least cut off by the border.
+    where = where[len(where) // 4 : len(where) - len(where) // 4]
+    centre, _ = _centres(mask[where])
+    way = (centre[-1] - centre[0]).norm() / mask.shape[1]
+    pace = float(way) / (int(where[-1] - where[0]) / unit)
+    return "slowly" if pace < SLOW else "quickly" if pace > QUICK else ""
+
+
+def _unit(frames: Tensor) -> Tensor:
+    return frames.float() / (255 if frames.dtype == torch.uint8 else 1)
+
+
+def _most(rgb: Tensor) -> tuple[int, Tensor, Tensor]:
+    """The colour that there is most of, where it is [F, H, W], and in which frames."""
+    labels = _labels(rgb)
+    best = int(torch.stack([(labels == i).sum() for i in range(len(COLOURS))]).argmax())
+    mask = _despeckled(labels == best)
+    return best, mask, mask.sum((1, 2)) > 0.002 * mask[0].numel()
 
 
 def _labels(rgb: Tensor) -> Tensor:

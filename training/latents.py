@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from training import config
 from training.autoencoder import encode_whole
-from training.film import film
-from training.scene import sample_scenes
+from training.state import weights_of
 from training.trainer import say
+from training.world.film import film
+from training.world.scene import sample_scenes
 
-LONGEST = 176  # bytes: the longest caption has 170, then its end, and zeros
+LONGEST = 176  # bytes: the longest caption has 160, then its end, and zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,16 @@ class Set:
     def name(self) -> str:
         return f"{self.height}x{self.width}x{self.frames}"
 
+    @property
+    def aspect(self) -> float:
+        return self.width / self.height
 
-PICTURES, WIDE_PICTURES = Set(1, 128, 128, 24_000), Set(1, 192, 320, 8_000)
-CLIPS, WIDE_CLIPS = Set(33, 128, 128, 6_000), Set(37, 192, 320, 3_000)
-SETS = (PICTURES, WIDE_PICTURES, CLIPS, WIDE_CLIPS)
+
+PICTURES, WIDE_PICTURES = Set(1, 128, 128, 16_000), Set(1, 192, 320, 6_000)
+CLIPS, WIDE_CLIPS, LONG_CLIPS = (
+    Set(33, 128, 128, 5_000), Set(37, 192, 320, 2_600), Set(81, 128, 192, 1_200)
+)  # fmt: skip
+SETS = (PICTURES, WIDE_PICTURES, CLIPS, WIDE_CLIPS, LONG_CLIPS)
 
 
 @dataclass
@@ -56,7 +64,7 @@ def encode_set(vae: Any, which: Set, seed: int) -> Latents:
     found: list[Tensor] = []
     captions: list[str] = []
     while len(captions) < which.count:
-        scenes = sample_scenes(batch, seed + len(found), which.width / which.height)
+        scenes = sample_scenes(batch, seed + len(found), which.aspect)
         # A picture is any moment of its scene, not always the first.
         start = torch.randint(0, 33, (batch,)).to(device) if which.frames == 1 else None
         clips = film(scenes.to(device), which.frames, which.height, which.width, start=start)
@@ -67,11 +75,16 @@ def encode_set(vae: Any, which: Set, seed: int) -> Latents:
 
 
 def load_latents(
-    state: Path, vae: Any, pace: float, seed: int, device: torch.device
+    folder: Path, vae: Any, pace: float, seed: int, device: torch.device
 ) -> dict[Set, Latents]:
+    """Latents of every set, made where this autoencoder has not left them in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    for weight in weights_of(vae).values():
+        digest.update(weight.numpy().tobytes())
     sets = {}
     for i, which in enumerate(SETS):
-        file = state / f"latents-{which.name}.pt"
+        file = folder / f"{which.name}-{digest.hexdigest()[:12]}-{seed}.pt"
         if not file.exists():
             fewer = replace(which, count=max(64, int(which.count * min(1.0, pace))))
             latents = encode_set(vae, fewer, seed + 2 * 10**6 + i * 10**5)
@@ -84,8 +97,8 @@ def load_latents(
     return sets
 
 
-def save_statistics(sets: list[Latents], file: Path) -> None:
-    """Mean and deviation per channel, every size with the same weight: [1, z, 1, 1, 1]."""
+def statistics(sets: list[Latents]) -> tuple[list[float], list[float]]:
+    """Mean and deviation per channel, every size with the same weight."""
     means, squares = [], []
     for latents in sets:
         some = latents.latents[:1000].float()
@@ -93,8 +106,8 @@ def save_statistics(sets: list[Latents], file: Path) -> None:
         squares.append((some**2).mean((0, 2, 3, 4)))
     mean = torch.stack(means).mean(0)
     std = (torch.stack(squares).mean(0) - mean**2).sqrt()
-    torch.save({"mean": channels(mean), "std": channels(std)}, file)
+    return [round(x, 5) for x in mean.tolist()], [round(x, 5) for x in std.tolist()]
 
 
-def channels(values: Tensor) -> Tensor:
-    return values.view(1, -1, 1, 1, 1)
+def channels(values: list[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, device=device).view(1, -1, 1, 1, 1)

@@ -12,23 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jali.nano.grammar import COLOURS, MOTIONS, SHAPES
-from training import scene
-
-WORDS = {
-    "size": len(scene.SIZES),
-    "colour": len(COLOURS),
-    "texture": len(scene.TEXTURES),
-    "shape": len(SHAPES),
-    "motion": len(MOTIONS),
-    "ground": len(scene.GROUNDS),
-    "ground_colour": len(scene.GROUND_COLOURS),
-    "side": len(scene.SIDES),
-    "other_colour": len(COLOURS),
-    "other_shape": len(SHAPES),
-    "drift": len(scene.DRIFTS),
-    "light": len(scene.LIGHTS),
-}
+from training.world.scene import sample_scenes
+from training.world.sentence import read
+from training.world.words import KINDS
 
 
 class Reader(nn.Module):
@@ -38,9 +24,11 @@ class Reader(nn.Module):
         super().__init__()
         width = encoder.config.d_model
         self.encoder = encoder
-        self.questions = nn.Parameter(torch.randn(len(WORDS), width) / width**0.5)
+        self.questions = nn.Parameter(torch.randn(len(KINDS), width) / width**0.5)
         # One answer more than words: nothing was said.
-        self.answers = nn.ModuleList(nn.Linear(width, count + 1) for count in WORDS.values())
+        self.answers = nn.ModuleList(
+            nn.Linear(width, len(words) + 1) for words in KINDS.values()
+        )
 
     def forward(self, tokens: Tensor, said: Tensor) -> Tensor:
         """Mean loss; `said` [n, kinds] holds index + 1 of the word, 0 where none was said."""
@@ -58,10 +46,8 @@ class Reader(nn.Module):
 
 def lesson(count: int, seed: int, tokenizer: Any) -> tuple[Tensor, Tensor]:
     """Sentences as bytes [count, longest], and what they say [count, kinds]."""
-    scenes = scene.sample_scenes(count, seed)
-    told = scenes.told(seed)
-    sentences = [sentence for sentence, _ in told]
+    sentences = sample_scenes(count, seed).captions(seed)
     longest = max(map(len, sentences)) + 1
     ids = tokenizer(sentences, padding="max_length", max_length=longest).input_ids
-    said = [[words.get(kind, -1) + 1 for kind in WORDS] for _, words in told]
+    said = [[words.get(kind, -1) + 1 for kind in KINDS] for words in map(read, sentences)]
     return torch.tensor(ids, dtype=torch.int16), torch.tensor(said)

@@ -168,7 +168,7 @@ class Dice:
 def sample_scenes(count: int, seed: int, aspect: float = 1.0, unseen: bool = False) -> Scenes:
     """Scenes at random; `unseen` gives combinations that training leaves out, else only others."""
     dice = Dice(count, torch.Generator().manual_seed(seed))
-    colour, shape, motion = _sample_combinations(dice, unseen)
+    colour, shape, motion = sample_combinations(dice, unseen)
     texture = dice.choose([1.0] * len(TEXTURES))
     # A plain ball or ring that spins looks like one that does not.
     round_shape, even = (shape == 0) | (shape == 4), (texture == 0) | (texture == 4)
@@ -219,7 +219,7 @@ def sample_scenes(count: int, seed: int, aspect: float = 1.0, unseen: bool = Fal
     )
 
 
-def _sample_combinations(dice: Dice, unseen: bool) -> tuple[Tensor, Tensor, Tensor]:
+def sample_combinations(dice: Dice, unseen: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Colour, shape and motion of every scene: those that training leaves out, or the others."""
     pool = 16 * dice.count + 64 if unseen else 2 * dice.count + 64
     colour, shape, motion = (dice.index(len(table), pool) for table in (COLOURS, SHAPES, MOTIONS))

@@ -1,19 +1,18 @@
-"""How nano was trained: autoencoder, text encoder, latents once, then flow matching.
+"""How nano is trained, in stages that may be days and machines apart.
 
-    python -m training.train --state RUN --export src/jali/nano/weights
+    python -m training.train --start src/jali/nano/weights --state ONE --seconds 250 20 160 --span 0 0.12
+    python -m training.train --start ONE --state ONE --seconds 0 0 330 --span 0.12 0.3
 
-Every stage ends with a file in `RUN`, and is skipped when that file is there, so a run that was cut
-off goes on with the stage it was in. Learning rates fall with the clock, not with a step count: the
-same recipe fits a faster or slower machine.
+A call spends the given seconds on autoencoder, text encoder and flow matching, 0 leaving a part
+as it is, and leaves a state (`state.py`) that is both a model to use and the start of the next
+call. Time decides, not a step count: the same recipe fits a faster or slower machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from jali.integration.models.integrity import write_checksums
-from training import config
+from training import config, film, scene
 from training.autoencoder import decode_whole, encode_whole
-from training.film import film
 from training.flow import Model, train_flow
-from training.latents import CLIPS, WIDE_CLIPS, Set, channels, load_latents, save_statistics
+from training.latents import CLIPS, WIDE_CLIPS, Set, channels, load_latents, statistics
 from training.reader import Reader, lesson
-from training.scene import sample_scenes
+from training.state import State, load_state, new_state, save_state
 from training.trainer import Clock, Trainer, adam, say
-
-# Seconds on one H200; `--pace 0.1` tries the whole recipe at a tenth of the length.
-SECONDS = {"autoencoder": 272.0, "text": 25.0, "flow": 760.0}
+from training.world import film as world_film
+from training.world import scene as world_scene
 
 CROP = 64
+FRAMES = 17
 HEIGHTS = (128, 192)  # of the pictures that crops are taken from
+FIRST_WORLD = 4  # one batch of windows in so many is of the first world
+BATCH = 16
 
 
 # The autoencoder
@@ -44,17 +44,20 @@ def crops(count: int, frames: int, seed: int, device: torch.device) -> Tensor:
     """Windows of random scenes: fp32 [count, 3, frames, CROP, CROP]."""
     height = HEIGHTS[seed % 3 == 0]
     aspect = 1.0 if height == HEIGHTS[0] else 5 / 3
-    scenes = sample_scenes(count, seed, aspect).to(device)
+    first = seed % FIRST_WORLD == 0
+    sample = scene.sample_scenes if first else world_scene.sample_scenes
+    scenes: Any = sample(count, seed, aspect)
     dice = torch.Generator().manual_seed(seed)
     room = torch.tensor([height * aspect - CROP, float(height - CROP)])
     # Crops near the object: the edges of the picture are mostly background.
-    centre = (scenes.centre + scenes.velocity / 2).cpu() * height - CROP / 2
+    centre = (scenes.centre + scenes.velocity / 2) * height - CROP / 2
     corner = centre + (torch.rand(count, 2, generator=dice) - 0.5) * 1.6 * CROP
     corner = corner.clamp(min=0).minimum(room)
     start = torch.randint(0, 33 - frames + 1, (count,), generator=dice)
-    return film(
-        scenes, frames, CROP, CROP, pixels_per_unit=height, corner=corner.to(device),
-        start=start.to(device),
+    shoot: Any = film.film if first else world_film.film
+    return shoot(
+        scenes.to(device), frames, CROP, CROP, pixels_per_unit=height,
+        corner=corner.to(device), start=start.to(device),
     )  # fmt: skip
 
 
@@ -77,48 +80,53 @@ def autoencoder_loss(vae: Any, clips: Tensor) -> Tensor:
     return difference.abs().mean() + 2 * difference.square().mean() + 1e-4 * mean.square().mean()
 
 
-def train_autoencoder(
-    vae: Any, frames: int, batch: int, rate: float, clock: Clock, seed: int, compiled: bool
-) -> list[tuple[float, float]]:
+def train_autoencoder(vae: Any, rate: float, clock: Clock, seed: int, compiled: bool) -> Trainer:
     device = next(vae.parameters()).device
-    trainer = Trainer(vae, [adam(vae.parameters(), rate)], clock, decay=0.998)
+    trainer = Trainer(vae, [adam(vae.parameters(), rate)], clock, decay=0.998, settle=0.7)
     loss_of = torch.compile(autoencoder_loss, dynamic=False) if compiled else autoencoder_loss
     while clock.progress < 1:
         # Filming many at once is as quick as filming few.
-        for clips in crops(8 * batch, frames, seed + trainer.steps, device).split(batch):
+        for clips in crops(8 * BATCH, FRAMES, seed + trainer.steps // 8, device).split(BATCH):
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 loss = loss_of(vae, clips)
             trainer.step(loss)
             if trainer.steps == 1:
+                say(f"autoencoder: first step after {clock.elapsed:.1f} s")
                 clock.restart()
-            trainer.note(loss, 400, "autoencoder")
+            trainer.note(loss, 200, "autoencoder")
     trainer.average.apply()
+    with torch.no_grad():  # the posterior's deviation, as trained
+        vae.quant_conv.weight[vae.config.z_dim :] = 0
+        vae.quant_conv.bias[vae.config.z_dim :] = 2 * math.log(config.DEVIATION)
     say(f"autoencoder: {trainer.steps} steps")
-    return trainer.losses
+    return trainer
 
 
 @torch.no_grad()
-def reconstruction(vae: Any, size: Set, count: int, seed: int) -> float:
-    """PSNR in dB on clips that were never trained on, whole and through the stock class."""
-    device = next(vae.parameters()).device
-    scenes = sample_scenes(count, seed, size.width / size.height, unseen=True).to(device)
-    errors = []
+def reconstruction(vae: Any, size: Set, which: Any, count: int, seed: int) -> list[float]:
+    """PSNR in dB on clips that were never trained on, whole and through the stock class.
+
+    `which` is a world: something with `scene` and `film`.
+    """
+    first = next(vae.parameters())
+    scenes = which.scene.sample_scenes(count, seed, size.aspect, unseen=True).to(first.device)
+    found = []
     for i in range(count):
-        clip = film(scenes[slice(i, i + 1)], size.frames, size.height, size.width)
-        mean = vae.encode(clip.to(vae.dtype)).latent_dist.mode()
+        clip = which.film.film(scenes[slice(i, i + 1)], size.frames, size.height, size.width)
+        mean = vae.encode(clip.to(first.dtype)).latent_dist.mode()
         back = vae.decode(mean).sample.float()
-        errors.append(float(((back - clip) / 2).pow(2).mean()))
-    return sum(-10 * math.log10(e) for e in errors) / count
+        found.append(-10 * math.log10(float(((back - clip) / 2).square().mean())))
+    return found
 
 
 # The text encoder
 
 
-def train_text(encoder: Any, clock: Clock, seed: int) -> list[tuple[float, float]]:
+def train_text(encoder: Any, clock: Clock, seed: int, count: int = 30_000) -> Trainer:
     device = next(encoder.parameters()).device
     reader = Reader(encoder).to(device)
-    trainer = Trainer(reader, [adam(reader.parameters(), 2e-3)], clock, decay=0.99)
-    tokens, said = (x.to(device) for x in lesson(30_000, seed, config.tokenizer()))
+    tokens, said = (x.to(device) for x in lesson(count, seed, config.tokenizer()))
+    trainer = Trainer(reader, [adam(reader.parameters(), 1e-3)], clock, decay=0.99, settle=0.7)
     clock.restart()
     while clock.progress < 1:
         rows = torch.randint(len(tokens), (512,), device=device)
@@ -127,127 +135,105 @@ def train_text(encoder: Any, clock: Clock, seed: int) -> list[tuple[float, float
         trainer.step(loss)
         trainer.note(loss, 100, "text")
     trainer.average.apply()
-    return trainer.losses
+    return trainer
 
 
-# Stages
-
-
-STAGES = ("autoencoder", "text", "latents", "flow")
+# A call
 
 
 def train(
-    state: Path,
-    pace: float,
+    state: State,
+    seconds: tuple[float, float, float],
+    out: Path,
+    latents: Path,
     device: torch.device,
-    compiled: bool,
-    seed: int,
-    until: str,
-    trained: Path | None = None,
+    *,
+    span: tuple[float, float] = (0.0, 1.0),
+    rate: float = 1.0,
+    pace: float = 1.0,
+    seed: int = 0,
+    compiled: bool = False,
 ) -> None:
-    state.mkdir(parents=True, exist_ok=True)
-    if trained is not None:
-        adopt_autoencoder(trained, state)
     torch.manual_seed(seed)
-    clocks = {name: Clock(seconds * pace) for name, seconds in SECONDS.items()}
-    vae = config.autoencoder().to(device)
+    state.to(device)
     if device.type == "cuda":
-        channels_last(vae)
-    model = Model().to(device)
+        channels_last(state.autoencoder)
+    times = dict(zip(("autoencoder", "text", "flow"), seconds, strict=True))
 
-    def autoencoder() -> list[tuple[float, float]]:
-        return train_autoencoder(vae, 17, 12, 2e-3, clocks["autoencoder"], seed, compiled)
+    def done(name: str, trainer: Trainer, began: float) -> None:
+        state.log.append({
+            "part": name, "seconds": times[name], "steps": trainer.steps, "seed": seed,
+            "seconds_in_all": round(time.monotonic() - began, 1), "losses": trainer.losses,
+        })  # fmt: skip
+        save_state(state, out)
+        say(f"{name}: {state.log[-1]['seconds_in_all']} s in all")
 
-    def text() -> list[tuple[float, float]]:
-        return train_text(model.text_encoder, clocks["text"], seed + 10**6)
-
-    def flow() -> list[tuple[float, float]]:
-        sets = load_latents(state, vae, pace, seed, device)
-        if not (state / "statistics.pt").exists():
-            save_statistics([sets[CLIPS], sets[WIDE_CLIPS]], state / "statistics.pt")
-        numbers = torch.load(state / "statistics.pt", weights_only=True, map_location=device)
-        mean, std = numbers["mean"], numbers["std"]
-        if until == "latents":
-            raise SystemExit(0)
-        return train_flow(model, sets, mean, std, clocks["flow"], compiled)
-
-    parts = (("autoencoder", vae, autoencoder), ("text", model.text_encoder, text),
-             ("flow", model, flow))  # fmt: skip
-    for name, module, run in parts:
-        stage(state / f"{name}.pt", module, run)
-        if name == until:
-            return
-
-
-def stage(file: Path, module: nn.Module, run: Callable[[], list[tuple[float, float]]]) -> None:
-    """Train a module, or load what a finished stage left; its file is written when it is over."""
-    if file.exists():
-        module.load_state_dict(torch.load(file, weights_only=True)["weights"])
-        say(f"{file.stem}: found")
-        return
-    began = time.monotonic()
-    losses = run()
-    say(f"{file.stem}: {time.monotonic() - began:.0f} s in all")
-    weights = {name.replace("_orig_mod.", ""): t for name, t in module.state_dict().items()}
-    part = file.with_suffix(".part")
-    torch.save({"weights": weights, "losses": losses}, part)
-    part.rename(file)
+    if times["autoencoder"]:
+        began = time.monotonic()
+        clock = Clock(times["autoencoder"])
+        done(
+            "autoencoder",
+            train_autoencoder(state.autoencoder, 1e-3 * rate, clock, seed, compiled),
+            began,
+        )
+    if times["text"]:
+        began = time.monotonic()
+        done("text", train_text(state.text_encoder, Clock(times["text"]), seed + 10**6), began)
+    if times["flow"]:
+        began = time.monotonic()
+        sets = load_latents(latents, state.autoencoder, pace, seed, device)
+        if times["autoencoder"]:
+            state.mean, state.std = statistics([sets[CLIPS], sets[WIDE_CLIPS]])
+        say(f"latents: {time.monotonic() - began:.1f} s")
+        trainer = train_flow(
+            Model(state.text_encoder, state.transformer), sets, channels(state.mean, device),
+            channels(state.std, device), Clock(times["flow"]), span=span, rate=rate,
+            compiled=compiled, keep=lambda: save_state(state, out),
+        )  # fmt: skip
+        done("flow", trainer, began)
 
 
-def adopt_autoencoder(folder: Path, state: Path) -> None:
-    """Take a trained autoencoder, and what it says about its latents, as the finished stage."""
-    from diffusers import AutoencoderKLWan
-
-    vae = AutoencoderKLWan.from_pretrained(str(folder), torch_dtype=torch.float32)
-    torch.save({"weights": vae.state_dict(), "losses": []}, state / "autoencoder.pt")
-    mean, std = torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
-    torch.save({"mean": channels(mean), "std": channels(std)}, state / "statistics.pt")
-
-
-def export(state: Path, folder: Path) -> None:
+def export(state: State, folder: Path) -> None:
     """The trained parts as a diffusers folder in bf16, in files of at most 12 MB."""
-    numbers = torch.load(state / "statistics.pt", weights_only=True, map_location="cpu")
-    vae = config.autoencoder(
-        latents_mean=[round(x, 5) for x in numbers["mean"].flatten().tolist()],
-        latents_std=[round(x, 5) for x in numbers["std"].flatten().tolist()],
-    )
-    saved = {
-        name: torch.load(state / f"{name}.pt", weights_only=True, map_location="cpu")
-        for name in ("autoencoder", "text", "flow")
-    }
-    vae.load_state_dict(saved["autoencoder"]["weights"])
-    with torch.no_grad():  # the posterior's deviation, as trained
-        vae.quant_conv.weight[vae.config.z_dim :] = 0
-        vae.quant_conv.bias[vae.config.z_dim :] = 2 * math.log(config.DEVIATION)
-    model = Model()
-    model.load_state_dict(saved["flow"]["weights"])
-    pipe = config.pipeline(vae, model.transformer, model.text_encoder).to(torch.bfloat16)
+    vae = config.autoencoder(latents_mean=state.mean, latents_std=state.std)
+    vae.load_state_dict(state.autoencoder.state_dict())
+    pipe = config.pipeline(vae, state.transformer, state.text_encoder).to(torch.bfloat16)
     pipe.transformer.to(torch.bfloat16)
     pipe.save_pretrained(folder, max_shard_size="12MB")
     write_checksums(folder)
-    losses = {name: part["losses"] for name, part in saved.items()}
-    (state / "losses.json").write_text(json.dumps(losses) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--state", type=Path, required=True, help="where stages leave their files")
-    parser.add_argument("--pace", type=float, default=1.0, help="share of the recipe's length")
+    parser.add_argument("--start", type=Path, help="a state or a pipeline to go on from")
+    parser.add_argument("--state", type=Path, required=True, help="where to leave the state")
+    parser.add_argument(
+        "--seconds", type=float, nargs=3, default=(0.0, 0.0, 0.0),
+        metavar=("AUTOENCODER", "TEXT", "FLOW"), help="for each part",
+    )  # fmt: skip
+    parser.add_argument(
+        "--span", type=float, nargs=2, default=(0.0, 1.0), metavar=("FROM", "TO"),
+        help="of the flow's curriculum",
+    )  # fmt: skip
+    parser.add_argument("--rate", type=float, default=1.0, help="share of all learning rates")
+    parser.add_argument("--pace", type=float, default=1.0, help="share of the latents' number")
+    parser.add_argument("--latents", type=Path, default=Path("latents"), help="kept for next time")
     parser.add_argument("--export", type=Path, help="write the pipeline's folder here")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--autoencoder", type=Path, help="a trained one, instead of that stage")
-    parser.add_argument("--until", choices=STAGES, default="flow", help="the last stage to run")
     asked = parser.parse_args()
     device = torch.device(asked.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
-    compiled = not asked.no_compile
-    train(asked.state, asked.pace, device, compiled, asked.seed, asked.until, asked.autoencoder)
+    state = load_state(asked.start) if asked.start else new_state()
+    train(
+        state, tuple(asked.seconds), asked.state, asked.latents, device, span=tuple(asked.span),
+        rate=asked.rate, pace=asked.pace, seed=asked.seed, compiled=not asked.no_compile,
+    )  # fmt: skip
     if asked.export:
-        export(asked.state, asked.export)
+        export(load_state(asked.state), asked.export)
 
 
 if __name__ == "__main__":

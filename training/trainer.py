@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +24,12 @@ class Clock:
         self.start = time.monotonic()
 
     @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.start
+
+    @property
     def progress(self) -> float:
-        return (time.monotonic() - self.start) / self.seconds
+        return self.elapsed / self.seconds
 
 
 class Average:
@@ -46,16 +51,30 @@ class Average:
         for p, mean in zip(self.live, self.mean, strict=True):
             p.data.copy_(mean)
 
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The module with the average for its weights, for a while."""
+        live = [p.detach().clone() for p in self.live]
+        self.apply()
+        yield
+        for p, weight in zip(self.live, live, strict=True):
+            p.data.copy_(weight)
+
 
 @dataclass
 class Trainer:
-    """Optimisers with clipping and a falling rate, an average of the weights, and a log."""
+    """Optimisers with clipping, an average of the weights, and a log.
+
+    Rates rise for a hundred steps, stay, and fall to a twentieth in the last share (`settle`) of the
+    time: what is left at the end can be used, and a next stage can start again from it.
+    """
 
     module: nn.Module
     optimisers: list[torch.optim.Optimizer]
     clock: Clock
     decay: float = 0.999
-    losses: list[tuple[float, float]] = field(default_factory=list)
+    settle: float = 0.3
+    losses: list[tuple[str, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.average = Average(self.module, self.decay)
@@ -64,7 +83,7 @@ class Trainer:
 
     def step(self, loss: Tensor) -> None:
         progress = min(self.clock.progress, 1.0)
-        factor = min(1.0, (self.steps + 1) / 100) * (1 - progress) ** 0.8
+        factor = min(1.0, (self.steps + 1) / 100, 0.05 + 0.95 * (1 - progress) / self.settle)
         for optimiser, rates in zip(self.optimisers, self.rates, strict=True):
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -79,8 +98,8 @@ class Trainer:
     def note(self, loss: Tensor, every: int, what: str) -> None:
         if self.steps % every == 0:
             value = float(loss.detach())
-            self.losses.append((self.clock.progress * self.clock.seconds, value))
-            say(f"{what} step {self.steps} {self.losses[-1][0]:.0f} s loss {value:.4f}")
+            self.losses.append((what, round(self.clock.elapsed, 1), round(value, 5)))
+            say(f"{what} step {self.steps} {self.clock.elapsed:.0f} s loss {value:.4f}")
 
 
 def adam(parameters: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> Any:
