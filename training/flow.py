@@ -53,12 +53,11 @@ class Phase:
     batches: tuple[Batch, ...]
 
 
-# Pictures teach words, textures and shapes at a small part of a clip's price; short clips teach
-# what moves; the rest is practice at full length.
+# Pictures teach words, textures and shapes at a small part of a clip's price; the rest is practice
+# at full length.
 WHOLE = (Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))
 CURRICULUM = (
     Phase(0.06, (Batch(PICTURES, 1, 256), Batch(WIDE_PICTURES, 1, 72))),
-    Phase(0.12, (Batch(CLIPS, 3, 80), Batch(WIDE_CLIPS, 3, 24))),
     Phase(1.00, (*WHOLE, *WHOLE, Batch(LONG_CLIPS, 21, 9))),
 )
 
@@ -84,8 +83,11 @@ class Model(nn.Module):
 
 def flow_loss(model: nn.Module, clean: Tensor, tokens: Tensor, shift: float) -> Tensor:
     noise = torch.randn_like(clean)
-    u = torch.sigmoid(torch.randn(len(clean), device=clean.device))
+    u = torch.sigmoid(1.2 * torch.randn(len(clean), device=clean.device))
     sigma = shift * u / (1 + (shift - 1) * u)
+    # Some of any level: fine texture is made at the low ones, which are rare otherwise.
+    even = torch.rand(len(clean), 2, device=clean.device)
+    sigma = torch.where(even[:, 0] < 0.25, even[:, 1], sigma)
     level = sigma.view(-1, 1, 1, 1, 1)
     noisy = (1 - level) * clean + level * noise
     velocity = model(noisy, sigma * 1000, tokens)
@@ -120,6 +122,7 @@ def train_flow(
     *,
     span: tuple[float, float] = (0.0, 1.0),
     rate: float = 1.0,
+    settle: float = 0.3,
     compiled: bool = False,
     keep: Callable[[], None] = lambda: None,
 ) -> Trainer:
@@ -133,7 +136,7 @@ def train_flow(
         adam(others, 1e-3 * rate),
         adam(model.text_encoder.parameters(), 2e-4 * rate),
     ]
-    trainer = Trainer(model, optimisers, clock, decay=0.999)
+    trainer = Trainer(model, optimisers, clock, decay=0.999, settle=settle)
     attend_without_padding(model.transformer, LONGEST, config.TEXT_LENGTH)
     if compiled:
         import torch._dynamo.config as dynamo

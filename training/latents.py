@@ -38,9 +38,9 @@ class Set:
         return self.width / self.height
 
 
-PICTURES, WIDE_PICTURES = Set(1, 128, 128, 16_000), Set(1, 192, 320, 6_000)
+PICTURES, WIDE_PICTURES = Set(1, 128, 128, 12_000), Set(1, 192, 320, 4_000)
 CLIPS, WIDE_CLIPS, LONG_CLIPS = (
-    Set(33, 128, 128, 5_000), Set(37, 192, 320, 2_600), Set(81, 128, 192, 1_200)
+    Set(33, 128, 128, 4_000), Set(37, 192, 320, 1_600), Set(81, 128, 192, 700)
 )  # fmt: skip
 SETS = (PICTURES, WIDE_PICTURES, CLIPS, WIDE_CLIPS, LONG_CLIPS)
 
@@ -60,7 +60,7 @@ def encode_set(vae: Any, which: Set, seed: int) -> Latents:
     half = config.autoencoder().to(device, dtype)
     half.load_state_dict(vae.state_dict())
     pixels = which.frames * which.height * which.width
-    batch = min(which.count, max(1, 16 * 33 * 128 * 128 // pixels))
+    batch = min(which.count, max(1, 48 * 33 * 128 * 128 // pixels))
     found: list[Tensor] = []
     captions: list[str] = []
     while len(captions) < which.count:
@@ -68,7 +68,8 @@ def encode_set(vae: Any, which: Set, seed: int) -> Latents:
         # A picture is any moment of its scene, not always the first.
         start = torch.randint(0, 33, (batch,)).to(device) if which.frames == 1 else None
         clips = film(scenes.to(device), which.frames, which.height, which.width, start=start)
-        found.append(encode_whole(half, clips.to(dtype)).chunk(2, 1)[0].bfloat16())
+        encoded = [encode_whole(half, some.to(dtype)) for some in clips.split(-(-batch // 3))]
+        found.append(torch.cat(encoded).chunk(2, 1)[0].bfloat16())
         captions += scenes.captions(seed + len(found))
     ids = config.tokenizer()(captions, padding="max_length", max_length=LONGEST).input_ids
     return Latents(torch.cat(found), torch.tensor(ids, dtype=torch.int16, device=device))

@@ -86,7 +86,7 @@ def train_autoencoder(vae: Any, rate: float, clock: Clock, seed: int, compiled: 
     loss_of = torch.compile(autoencoder_loss, dynamic=False) if compiled else autoencoder_loss
     while clock.progress < 1:
         # Filming many at once is as quick as filming few.
-        for clips in crops(8 * BATCH, FRAMES, seed + trainer.steps // 8, device).split(BATCH):
+        for clips in crops(16 * BATCH, FRAMES, seed + trainer.steps // 16, device).split(BATCH):
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 loss = loss_of(vae, clips)
             trainer.step(loss)
@@ -122,7 +122,7 @@ def reconstruction(vae: Any, size: Set, which: Any, count: int, seed: int) -> li
 # The text encoder
 
 
-def train_text(encoder: Any, clock: Clock, seed: int, count: int = 30_000) -> Trainer:
+def train_text(encoder: Any, clock: Clock, seed: int, count: int = 20_000) -> Trainer:
     device = next(encoder.parameters()).device
     reader = Reader(encoder).to(device)
     tokens, said = (x.to(device) for x in lesson(count, seed, config.tokenizer()))
@@ -150,10 +150,15 @@ def train(
     *,
     span: tuple[float, float] = (0.0, 1.0),
     rate: float = 1.0,
+    settle: float = 0.3,
     pace: float = 1.0,
     seed: int = 0,
+    limit: float = math.inf,
     compiled: bool = False,
 ) -> None:
+    """Spend the seconds on autoencoder, text encoder and flow matching; `limit` is for all of it,
+    and the flow gets no more than is left."""
+    start = time.monotonic()
     torch.manual_seed(seed)
     state.to(device)
     if device.type == "cuda":
@@ -185,10 +190,11 @@ def train(
         if times["autoencoder"]:
             state.mean, state.std = statistics([sets[CLIPS], sets[WIDE_CLIPS]])
         say(f"latents: {time.monotonic() - began:.1f} s")
+        times["flow"] = max(1.0, min(times["flow"], limit - (time.monotonic() - start)))
         trainer = train_flow(
             Model(state.text_encoder, state.transformer), sets, channels(state.mean, device),
             channels(state.std, device), Clock(times["flow"]), span=span, rate=rate,
-            compiled=compiled, keep=lambda: save_state(state, out),
+            settle=settle, compiled=compiled, keep=lambda: save_state(state, out),
         )  # fmt: skip
         done("flow", trainer, began)
 
@@ -216,6 +222,8 @@ def main() -> None:
         help="of the flow's curriculum",
     )  # fmt: skip
     parser.add_argument("--rate", type=float, default=1.0, help="share of all learning rates")
+    parser.add_argument("--settle", type=float, default=0.3, help="share in which rates fall")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds for all of it")
     parser.add_argument("--pace", type=float, default=1.0, help="share of the latents' number")
     parser.add_argument("--latents", type=Path, default=Path("latents"), help="kept for next time")
     parser.add_argument("--export", type=Path, help="write the pipeline's folder here")
@@ -230,7 +238,8 @@ def main() -> None:
     state = load_state(asked.start) if asked.start else new_state()
     train(
         state, tuple(asked.seconds), asked.state, asked.latents, device, span=tuple(asked.span),
-        rate=asked.rate, pace=asked.pace, seed=asked.seed, compiled=not asked.no_compile,
+        rate=asked.rate, settle=asked.settle, pace=asked.pace, seed=asked.seed, limit=asked.limit,
+        compiled=not asked.no_compile,
     )  # fmt: skip
     if asked.export:
         export(load_state(asked.state), asked.export)
