@@ -69,7 +69,7 @@ def generate(
 
 
 def scores(sentences: Sequence[str], clips: Sequence[Tensor]) -> dict[str, Any]:
-    """The share of clips that show the asked colour, shape, motion and things, and every verdict."""
+    """The share of clips that show what was asked for, and every verdict."""
     rows = []
     for sentence, clip in zip(sentences, clips, strict=True):
         wish, seen = understand(sentence), judge(clip)

@@ -108,6 +108,17 @@ def due(step: int, progress: float) -> Batch:
     return phase.batches[step % len(phase.batches)]
 
 
+def sets_of(span: tuple[float, float]) -> set[Set]:
+    """What is seen in a span of the curriculum."""
+    begins = [0.0, *(phase.until for phase in CURRICULUM)]
+    return {
+        batch.set
+        for begin, phase in zip(begins, CURRICULUM, strict=False)
+        if begin < span[1] and phase.until > span[0]
+        for batch in phase.batches
+    }
+
+
 def block_matrices(transformer: nn.Module) -> list[nn.Parameter]:
     """What Muon steps: the weights inside the blocks."""
     return [p for name, p in transformer.named_parameters() if "blocks." in name and p.dim() == 2]

@@ -19,6 +19,8 @@ from training.world.scene import sample_scenes
 
 LONGEST = 176  # bytes: the longest caption has 160, then its end, and zeros
 
+FEWEST = 64  # clips of a set, at however small a pace
+
 
 @dataclass(frozen=True, slots=True)
 class Set:
@@ -76,18 +78,20 @@ def encode_set(vae: Any, which: Set, seed: int) -> Latents:
 
 
 def load_latents(
-    folder: Path, vae: Any, pace: float, seed: int, device: torch.device
+    folder: Path, vae: Any, wanted: set[Set], pace: float, seed: int, device: torch.device
 ) -> dict[Set, Latents]:
-    """Latents of every set, made where this autoencoder has not left them in the folder."""
+    """Latents of some sets, made where this autoencoder has not left them in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     for weight in weights_of(vae).values():
         digest.update(weight.numpy().tobytes())
     sets = {}
     for i, which in enumerate(SETS):
+        if which not in wanted:
+            continue
         file = folder / f"{which.name}-{digest.hexdigest()[:12]}-{seed}.pt"
         if not file.exists():
-            fewer = replace(which, count=max(64, int(which.count * min(1.0, pace))))
+            fewer = replace(which, count=max(FEWEST, int(which.count * min(1.0, pace))))
             latents = encode_set(vae, fewer, seed + 2 * 10**6 + i * 10**5)
             part = file.with_suffix(".part")
             torch.save({"latents": latents.latents, "tokens": latents.tokens}, part)

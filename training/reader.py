@@ -26,9 +26,7 @@ class Reader(nn.Module):
         self.encoder = encoder
         self.questions = nn.Parameter(torch.randn(len(KINDS), width) / width**0.5)
         # One answer more than words: nothing was said.
-        self.answers = nn.ModuleList(
-            nn.Linear(width, len(words) + 1) for words in KINDS.values()
-        )
+        self.answers = nn.ModuleList(nn.Linear(width, len(words) + 1) for words in KINDS.values())
 
     def forward(self, tokens: Tensor, said: Tensor) -> Tensor:
         """Mean loss; `said` [n, kinds] holds index + 1 of the word, 0 where none was said."""

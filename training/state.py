@@ -44,9 +44,7 @@ class State:
 def new_state() -> State:
     """Untrained."""
     zeros, ones = [0.0] * config.AUTOENCODER["z_dim"], [1.0] * config.AUTOENCODER["z_dim"]
-    return State(
-        config.autoencoder(), config.text_encoder(), config.transformer(), zeros, ones
-    )
+    return State(config.autoencoder(), config.text_encoder(), config.transformer(), zeros, ones)
 
 
 def load_state(folder: Path) -> State:

@@ -1,7 +1,8 @@
 """How nano is trained, in stages that may be days and machines apart.
 
-    python -m training.train --start src/jali/nano/weights --state ONE --seconds 250 20 160 --span 0 0.12
-    python -m training.train --start ONE --state ONE --seconds 0 0 330 --span 0.12 0.3
+    python -m training.train --start src/jali/nano/weights --state ONE \\
+        --seconds 190 15 170 --span 0 0.15
+    python -m training.train --start ONE --state TWO --seconds 0 0 500 --span 0.15 1
 
 A call spends the given seconds on autoencoder, text encoder and flow matching, 0 leaving a part
 as it is, and leaves a state (`state.py`) that is both a model to use and the start of the next
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from jali.integration.models.integrity import write_checksums
 from training import config, film, scene
 from training.autoencoder import decode_whole, encode_whole
-from training.flow import Model, train_flow
+from training.flow import Model, sets_of, train_flow
 from training.latents import CLIPS, WIDE_CLIPS, Set, channels, load_latents, statistics
 from training.reader import Reader, lesson
 from training.state import State, load_state, new_state, save_state
@@ -186,7 +187,8 @@ def train(
         done("text", train_text(state.text_encoder, Clock(times["text"]), seed + 10**6), began)
     if times["flow"]:
         began = time.monotonic()
-        sets = load_latents(latents, state.autoencoder, pace, seed, device)
+        wanted = sets_of(span) | ({CLIPS, WIDE_CLIPS} if times["autoencoder"] else set())
+        sets = load_latents(latents, state.autoencoder, wanted, pace, seed, device)
         if times["autoencoder"]:
             state.mean, state.std = statistics([sets[CLIPS], sets[WIDE_CLIPS]])
         say(f"latents: {time.monotonic() - began:.1f} s")

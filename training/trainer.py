@@ -65,8 +65,8 @@ class Average:
 class Trainer:
     """Optimisers with clipping, an average of the weights, and a log.
 
-    Rates rise for a hundred steps, stay, and fall to a twentieth in the last share (`settle`) of the
-    time: what is left at the end can be used, and a next stage can start again from it.
+    Rates rise for a hundred steps, stay, and fall to a twentieth in the last share (`settle`) of
+    the time: what is left at the end can be used, and a next stage can start again from it.
     """
 
     module: nn.Module

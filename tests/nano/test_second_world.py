@@ -1,4 +1,4 @@
-"""The second world: sentences that can be read back, textures that stick, things that are counted."""
+"""The second world: sentences are read back, textures stick, things are counted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def test_old_words_keep_their_meaning() -> None:
     }  # fmt: skip
     for sentence in sample_scenes(100, 5).captions():
         wish, said = understand(sentence), read(sentence)
-        assert (wish.colour, wish.shape) == (words.COLOUR_NAMES[said["colour"]], SHAPES[said["shape"]])
+        assert (wish.colour, wish.shape) == (
+            words.COLOUR_NAMES[said["colour"]],
+            SHAPES[said["shape"]],
+        )
         assert wish.motion == list(MOTIONS)[said["motion"]]
 
 
@@ -109,7 +112,9 @@ def test_things_are_round_at_every_aspect() -> None:
 
 
 @pytest.mark.parametrize("motion", ["right", "grows", "spins"])
-@pytest.mark.parametrize("texture", [i for i, t in enumerate(words.TEXTURES) if t not in ("plain", "shiny")])
+@pytest.mark.parametrize(
+    "texture", [i for i, t in enumerate(words.TEXTURES) if t not in ("plain", "shiny")]
+)
 def test_a_texture_sticks_to_its_surface(texture: int, motion: str) -> None:
     """What is seen at a point of the surface in the first frame is seen there in a later one."""
     speeds = {"velocity": 0.0, "growth": 0.0, "spin": 0.0}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from training import config, flow, latents, reader, train
+from jali.nano import folder
+from training import config, flow, latents, reader, state, train, trainer
 from training.autoencoder import decode_whole, encode_whole
 from training.cross_attention import attend_without_padding
 from training.muon import Muon, orthogonal
@@ -99,10 +101,10 @@ def test_muon_learns() -> None:
 def test_a_lesson_asks_only_for_what_is_said() -> None:
     tokens, said = reader.lesson(50, 3, config.tokenizer())
     assert tokens.shape[0] == said.shape[0] == 50
-    for column, count in enumerate(reader.WORDS.values()):
+    for column, table in enumerate(reader.KINDS.values()):
         assert int(said[:, column].min()) >= 0
-        assert int(said[:, column].max()) <= count
-    colours = said[:, list(reader.WORDS).index("colour")]
+        assert int(said[:, column].max()) <= len(table)
+    colours = said[:, list(reader.KINDS).index("colour")]
     assert (colours > 0).all()  # the colour is always said
 
 
@@ -111,41 +113,114 @@ def test_the_curriculum_covers_the_whole_time_and_starts_with_pictures() -> None
     assert ends == sorted(ends)
     assert ends[-1] == 1.0
     assert flow.due(0, 0.0).set.frames == 1
-    assert {flow.due(i, 0.99).set for i in range(4)} == {latents.CLIPS, latents.WIDE_CLIPS}
+    whole = {latents.CLIPS, latents.WIDE_CLIPS, latents.LONG_CLIPS}
+    assert {flow.due(i, 0.99).set for i in range(5)} == whole
     assert flow.due(0, 1.5) in flow.CURRICULUM[-1].batches
 
 
+def test_only_what_a_span_needs_is_encoded() -> None:
+    whole = {latents.CLIPS, latents.WIDE_CLIPS, latents.LONG_CLIPS}
+    assert flow.sets_of((0.15, 1.0)) == whole
+    assert flow.sets_of((0.0, 0.01)) == {latents.PICTURES, latents.WIDE_PICTURES}
+    assert flow.sets_of((0.0, 1.0)) == set(latents.SETS)
+
+
+def test_larger_grids_are_trained_at_higher_noise() -> None:
+    small, wide = flow.WHOLE
+    assert small.shift == config.SHIFT
+    assert 2 * small.shift < wide.shift < 2.1 * small.shift  # 9,600 tokens for 2,304
+
+
 @pytest.mark.usefixtures("small")
-def test_every_stage_runs_is_found_again_and_becomes_a_pipeline(
+def test_a_state_comes_back_in_half_precision(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    made = state.new_state()
+    made.mean, made.log = [0.25] * 16, [{"part": "flow", "steps": 3}]
+    state.save_state(made, tmp_path)
+    back = state.load_state(tmp_path)
+    assert (back.mean, back.std, back.log) == (made.mean, made.std, made.log)
+    for name in state.PARTS:
+        for key, weight in getattr(made, name).state_dict().items():
+            assert torch.equal(getattr(back, name).state_dict()[key], weight.half().float()), key
+    with torch.no_grad():
+        made.text_encoder.shared.weight[0, 0] = 1e9
+    with pytest.raises(ValueError, match="half precision"):
+        state.save_state(made, tmp_path / "broken")
+
+
+def test_the_shipped_weights_make_a_state_within_its_limits(tmp_path: Path) -> None:
+    shipped = state.load_state(folder())
+    assert len(shipped.mean) == 16
+    state.save_state(shipped, tmp_path)
+    sizes = [file.stat().st_size for file in tmp_path.iterdir()]
+    assert len(sizes) <= 8
+    assert max(sizes) <= 16 * 2**20
+    assert sum(sizes) <= 36e6
+
+
+def test_too_large_a_state_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "TOTAL_LIMIT", 10**6)
+    with pytest.raises(ValueError, match="more than they may"):
+        state.save_state(state.new_state(), tmp_path)
+
+
+def test_rates_rise_stay_and_settle() -> None:
+    layer = nn.Linear(2, 2)
+    clock = trainer.Clock(1000.0)
+    run = trainer.Trainer(layer, [torch.optim.SGD(layer.parameters(), 1.0)], clock, settle=0.5)
+    rates = []
+    for progress in (0.0, 0.3, 0.75, 0.9999):
+        clock.start = time.monotonic() - 1000 * progress
+        run.steps = 0 if progress == 0 else 500
+        run.step(layer(torch.ones(1, 2)).sum())
+        rates.append(run.optimisers[0].param_groups[0]["lr"])
+    assert rates == pytest.approx([0.01, 1.0, 0.525, 0.05], abs=0.001)
+
+
+def test_an_average_is_lent_and_given_back() -> None:
+    layer = nn.Linear(2, 2)
+    mean = trainer.Average(layer, 0.5)
+    before = layer.weight.detach().clone()
+    with torch.no_grad():
+        layer.weight += 1
+    with mean.applied():
+        assert torch.equal(layer.weight, before)
+    assert torch.equal(layer.weight, before + 1)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_stage_goes_on_from_the_last_and_becomes_a_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from diffusers import WanPipeline
 
     sets = [latents.Set(f, 16, w, 2) for f in (1, 5) for w in (16, 32)]
-    monkeypatch.setattr(train, "CROP", 16)
+    for name, value in (("CROP", 16), ("FRAMES", 5), ("BATCH", 1), ("CLIPS", sets[2]),
+                        ("WIDE_CLIPS", sets[3])):  # fmt: skip
+        monkeypatch.setattr(train, name, value)
     monkeypatch.setattr(latents, "SETS", tuple(sets))
-    monkeypatch.setattr(train, "CLIPS", sets[2])
-    monkeypatch.setattr(train, "WIDE_CLIPS", sets[3])
+    monkeypatch.setattr(latents, "FEWEST", 2)
     phase = flow.Phase(1.0, (flow.Batch(sets[0], 1, 2), flow.Batch(sets[3], 2, 1)))
     monkeypatch.setattr(flow, "CURRICULUM", (phase,))
-    monkeypatch.setattr(train, "SECONDS", dict.fromkeys(train.SECONDS, 0.2))
-    whole = train.train_autoencoder
-    monkeypatch.setattr(
-        train, "train_autoencoder", lambda vae, _f, _b, *rest: whole(vae, 5, 1, *rest)
-    )
     monkeypatch.setattr(train, "lesson", lambda _n, *rest: reader.lesson(16, *rest))
-    cpu = torch.device("cpu")
-    train.train(tmp_path, 1.0, cpu, False, 0, "text")
-    assert not (tmp_path / "flow.pt").exists()
-    made = (tmp_path / "autoencoder.pt").stat().st_mtime_ns
-    train.train(tmp_path, 1.0, cpu, False, 0, "flow")
-    assert (tmp_path / "autoencoder.pt").stat().st_mtime_ns == made
-    train.export(tmp_path, tmp_path / "pipe")
-    # the exported autoencoder can be taken instead of training one
-    train.train(tmp_path / "again", 1.0, cpu, False, 0, "autoencoder", tmp_path / "pipe" / "vae")
-    adopted = torch.load(tmp_path / "again" / "statistics.pt", weights_only=True)
-    own = torch.load(tmp_path / "statistics.pt", weights_only=True)
-    torch.testing.assert_close(adopted["mean"], own["mean"], atol=1e-4, rtol=0)
+    one, cpu = tmp_path / "one", torch.device("cpu")
+    train.train(state.new_state(), (0.1, 0.1, 0.1), one, tmp_path / "latents", cpu)
+    first = state.load_state(one)
+    assert [part["part"] for part in first.log] == ["autoencoder", "text", "flow"]
+    assert first.mean != [0.0] * 16
+    made = sorted((tmp_path / "latents").iterdir())
+    two = tmp_path / "two"
+    train.train(state.load_state(one), (0, 0, 5.0), two, tmp_path / "latents", cpu, limit=0.0)
+    second = state.load_state(two)
+    assert [part["part"] for part in second.log][3:] == ["flow"]
+    assert second.log[-1]["seconds"] == 1.0  # the limit left no more
+    assert sorted((tmp_path / "latents").iterdir()) == made  # the autoencoder is the same
+    kept, moved = first.autoencoder.state_dict(), first.transformer.state_dict()
+    assert all(torch.equal(w, kept[k]) for k, w in second.autoencoder.state_dict().items())
+    assert not all(torch.equal(w, moved[k]) for k, w in second.transformer.state_dict().items())
+    train.export(second, tmp_path / "pipe")
+    again = state.load_state(tmp_path / "pipe")  # a pipeline is a start, too
+    assert again.mean == second.mean
     pipe = WanPipeline.from_pretrained(str(tmp_path / "pipe"), torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     clip = pipe(

@@ -204,8 +204,8 @@ def _ground(s: Scenes, x: Tensor, y: Tensor, t: Tensor, pixel: float) -> Tensor:
     size = 1 / _per(s.ground_fineness)
     seed = _per(s.ground_phases[:, 0]) * 9
 
-    def waves(r: Tensor, longest: float, shortest: float, count: int = 16, grow: float = 1) -> Tensor:
-        a, b = u[r] * grow / size[r], v[r] * grow / size[r]
+    def waves(r: Tensor, longest: float, shortest: float, count: int) -> Tensor:
+        a, b = u[r] / size[r], v[r] / size[r]
         return pattern.noise(a, b, s.ground_phases[r][:, :count], longest, shortest)
 
     def foliage(r: Tensor) -> Tensor:
@@ -244,8 +244,8 @@ def _hills(s: Scenes, x: Tensor, y: Tensor, t: Tensor, pixel: float) -> Tensor:
         depth = 0.45 + 0.45 * layer
         a, b, scale = _through_camera(s, x, y, t, torch.full_like(t, depth))
         phases = s.ground_phases[:, 12 * layer : 12 * layer + 12]
-        ridge = 0.40 + 0.19 * layer
-        ridge = ridge + (0.075 + 0.01 * layer) * pattern.noise(a, a * 0, phases[:, :6], 1.1, 0.22)
+        line = pattern.noise(a, a * 0, phases[:, :6], 1.1, 0.22)
+        ridge = 0.40 + 0.19 * layer + (0.075 + 0.01 * layer) * line
         trees = pattern.noise(a, b, phases, 0.22, 0.07)
         own = 0.62 - 0.45 * layer + (0.10 + 0.03 * layer) * trees
         cover = pattern.inside((b - ridge) * scale, pixel)

@@ -105,5 +105,4 @@ def planks(
     bent = noise(u * 0.35 + 3 * own, v + own, phases[:, :8], 0.6, 0.12)
     grain = torch.sin((v * 4.2 / period + 1.5 * bent + 7 * own) * 2 * math.pi) * 0.5 + 0.5
     gap = 0.5 - ((v / period).remainder(1.0) - 0.5).abs()
-    tone = (0.35 + 0.35 * own + 0.3 * grain) * inside(gap * period - 0.035 * period, pixel)
-    return tone
+    return (0.35 + 0.35 * own + 0.3 * grain) * inside(gap * period - 0.035 * period, pixel)

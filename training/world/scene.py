@@ -218,4 +218,3 @@ def _camera(dice: Dice, view: Tensor) -> dict[str, Tensor]:
 def prompts(count: int, seed: int = 0) -> tuple[str, ...]:
     """Sentences about combinations that training never showed."""
     return tuple(sample_scenes(count, seed=900_000 + seed, unseen=True).captions())
-

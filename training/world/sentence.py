@@ -45,7 +45,9 @@ def read(sentence: str) -> dict[str, int]:
             if clause.startswith(place):
                 kinds = (f"{which}_colour", f"{which}_shape")
                 said |= _words(clause.removeprefix(place), kinds)
-        said |= {kind: KINDS[kind].index(clause) for kind in ("view", "light") if clause in KINDS[kind]}
+        for kind in ("view", "light"):
+            if clause in KINDS[kind]:
+                said[kind] = KINDS[kind].index(clause)
     return said
 
 
