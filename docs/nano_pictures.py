@@ -4,6 +4,7 @@ python -m docs.nano_pictures losses           # from benchmarks/results/nano-tra
 python -m docs.nano_pictures heads            # what each head attends to, two minutes on a CPU
 python -m docs.nano_pictures sheet PNG NAME   # a contact sheet of training.evidence, made small
 python -m docs.nano_pictures film MP4         # side-by-side.mp4 of a demo, made small
+python -m docs.nano_pictures world            # eight true films of the second world
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def losses() -> Figure:
         axis.plot(seconds, lasting, color="#2f6fb3", linewidth=1.5)
         axis.set_yscale("log")
         axis.yaxis.set_minor_formatter("")
-        for share in (0.30, 0.50, 0.85) if name == "flow" else ():  # phases of flow.CURRICULUM
+        for share in (0.30, 0.50, 0.85) if name == "flow" else ():  # where batches changed
             axis.axvline(share * stages[name]["seconds"], color=FAINT, linewidth=0.5)
         axis.set_title(f"{title}, {stages[name]['steps']:,} steps", fontsize=9, color=INK)
         axis.set_xlabel("seconds on one H200", fontsize=8, color=FAINT)
@@ -109,6 +110,26 @@ def film(video: Path) -> None:
     )  # fmt: skip
 
 
+def world() -> None:
+    """Two films in a row, five moments of each."""
+    import torch
+    from PIL import Image
+
+    from training.world.film import film, unit
+    from training.world.scene import sample_scenes
+
+    scenes = sample_scenes(12, 2)
+    scenes.ground[:11] = torch.arange(11)
+    scenes = scenes[torch.tensor([1, 2, 3, 4, 6, 7, 8, 10])]
+    moments = [torch.full((len(scenes),), start) for start in (0, 8, 16, 24, 32)]
+    frames = [film(scenes, 1, 128, 128, start=start, pace=unit(33)) for start in moments]
+    clips = ((torch.cat(frames, 2) + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1)
+    framed = torch.nn.functional.pad(clips, (0, 0, 2, 2, 2, 2), value=255)
+    rows = [torch.cat((*one, *two), 1) for one, two in zip(framed[::2], framed[1::2], strict=True)]
+    picture = Image.fromarray(torch.cat(rows).numpy())
+    picture.save(ASSETS / "nano-world.webp", quality=88, method=6)
+
+
 def _quiet(axis: Axes) -> None:
     axis.tick_params(length=2, labelsize=7, labelcolor=FAINT)
     for spine in axis.spines.values():
@@ -127,7 +148,7 @@ def _row(head: Head) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("losses", "heads", "sheet", "film"))
+    parser.add_argument("what", choices=("losses", "heads", "sheet", "film", "world"))
     parser.add_argument("given", nargs="*")
     asked = parser.parse_args()
     if asked.what == "losses":
@@ -136,6 +157,8 @@ def main() -> None:
         small(Path(asked.given[0]), asked.given[1])
     elif asked.what == "film":
         film(Path(asked.given[0]))
+    elif asked.what == "world":
+        world()
     else:
         rows = [_row(head) for head in heads()]
         text = ",\n".join(f"  {json.dumps(row)}" for row in rows)

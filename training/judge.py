@@ -20,6 +20,7 @@ from training.film import distance
 
 MOVED = 0.15  # heights
 GROWN = 0.65  # of the logarithm of the area
+BENT = 0.15  # of the length of a path
 TURNED = 0.05  # mean change of an object's surface in an eighth of a second
 OUTLINE = 40  # pixels of a normalised outline
 ANGLES = 36
@@ -154,17 +155,28 @@ def _motion(rgb: Tensor, mask: Tensor, seen: Tensor) -> str:
     if abs(growth) > GROWN:
         return "grows" if growth > 0 else "shrinks"
     dx, dy = ((centre[-n:].mean(0) - centre[:n].mean(0)) / mask.shape[1]).tolist()
-    if max(abs(dx), abs(dy)) > MOVED:
+    if max(abs(dx), abs(dy)) > MOVED and _bend(centre) < BENT:
         if abs(dx) > abs(dy):
             return "right" if dx > 0 else "left"
         return "down" if dy > 0 else "up"
     return "spins" if _turning(rgb, mask) > TURNED else "stays"
 
 
+def _bend(centre: Tensor) -> float:
+    """How far a path leaves the straight line, as a share of its length: the middle of a moon that
+    spins goes round."""
+    way = centre[-1] - centre[0]
+    x, y = (centre - centre[0]).unbind(1)
+    return float((x * way[1] - y * way[0]).abs().max() / way.square().sum().clamp(min=1e-6))
+
+
 def _turning(rgb: Tensor, mask: Tensor, apart: int = 4) -> float:
-    """How much the object's own picture changes, apart from the light on all of it."""
-    grey = rgb.mean(-1) * mask
-    grey = grey / (grey.sum((1, 2), keepdim=True) / mask.sum((1, 2), keepdim=True).clamp(min=1))
+    """How much the object's own picture changes, apart from the light on it."""
+    grey, within = (rgb.mean(-1) * mask)[:, None], mask.float()[:, None]
+    near = 2 * (mask.shape[1] // 16) + 1
+    # Light changes slowly from place to place, a texture does not.
+    light, area = (F.avg_pool2d(x, near, 1, near // 2) for x in (grey, within))
+    grey = (grey * area / light.clamp(min=1e-4))[:, 0]
     union = (mask[apart:] | mask[:-apart]).sum((1, 2)).clamp(min=1)
     change = (grey[apart:] - grey[:-apart]).abs().sum((1, 2)) / union
     return float(change.median())

@@ -35,7 +35,9 @@ CROP = 64
 FRAMES = 17
 HEIGHTS = (128, 192)  # of the pictures that crops are taken from
 FIRST_WORLD = 4  # one batch of windows in so many is of the first world
-BATCH = 16
+BATCH = 16  # windows in a step
+AT_ONCE = 16  # steps' windows, filmed together
+SENTENCES = 512  # in a step
 
 
 # The autoencoder
@@ -87,7 +89,8 @@ def train_autoencoder(vae: Any, rate: float, clock: Clock, seed: int, compiled: 
     loss_of = torch.compile(autoencoder_loss, dynamic=False) if compiled else autoencoder_loss
     while clock.progress < 1:
         # Filming many at once is as quick as filming few.
-        for clips in crops(16 * BATCH, FRAMES, seed + trainer.steps // 16, device).split(BATCH):
+        seen = crops(AT_ONCE * BATCH, FRAMES, seed + trainer.steps // AT_ONCE, device)
+        for clips in seen.split(BATCH):
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 loss = loss_of(vae, clips)
             trainer.step(loss)
@@ -123,14 +126,14 @@ def reconstruction(vae: Any, size: Set, which: Any, count: int, seed: int) -> li
 # The text encoder
 
 
-def train_text(encoder: Any, clock: Clock, seed: int, count: int = 20_000) -> Trainer:
+def train_text(encoder: Any, clock: Clock, seed: int) -> Trainer:
     device = next(encoder.parameters()).device
     reader = Reader(encoder).to(device)
-    tokens, said = (x.to(device) for x in lesson(count, seed, config.tokenizer()))
+    tokens, said = (x.to(device) for x in lesson(20_000, seed, config.tokenizer()))
     trainer = Trainer(reader, [adam(reader.parameters(), 1e-3)], clock, decay=0.99, settle=0.7)
     clock.restart()
     while clock.progress < 1:
-        rows = torch.randint(len(tokens), (512,), device=device)
+        rows = torch.randint(len(tokens), (SENTENCES,), device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = reader(tokens[rows], said[rows])
         trainer.step(loss)
@@ -168,7 +171,7 @@ def train(
 
     def done(name: str, trainer: Trainer, began: float) -> None:
         state.log.append({
-            "part": name, "seconds": times[name], "steps": trainer.steps, "seed": seed,
+            "part": name, "seconds": round(times[name], 1), "steps": trainer.steps, "seed": seed,
             "seconds_in_all": round(time.monotonic() - began, 1), "losses": trainer.losses,
         })  # fmt: skip
         save_state(state, out)

@@ -195,7 +195,8 @@ def test_a_stage_goes_on_from_the_last_and_becomes_a_pipeline(
     from diffusers import WanPipeline
 
     sets = [latents.Set(f, 16, w, 2) for f in (1, 5) for w in (16, 32)]
-    for name, value in (("CROP", 16), ("FRAMES", 5), ("BATCH", 1), ("CLIPS", sets[2]),
+    for name, value in (("CROP", 16), ("FRAMES", 5), ("BATCH", 1), ("AT_ONCE", 2),
+                        ("SENTENCES", 4), ("CLIPS", sets[2]),
                         ("WIDE_CLIPS", sets[3])):  # fmt: skip
         monkeypatch.setattr(train, name, value)
     monkeypatch.setattr(latents, "SETS", tuple(sets))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jali.nano.grammar import COLOURS, MOTIONS, SHAPES
+from jali.nano.grammar import MOTIONS, SHAPES
 from training import scene as first
 
 SIZES = first.SIZES
@@ -48,4 +48,3 @@ KINDS = {
     "view": VIEWS,
     "light": LIGHTS,
 }
-assert len(COLOURS) == len(SHAPES) == len(MOTIONS)
