@@ -17,7 +17,7 @@ import torch
 
 from jali import Budget, MaskBook
 from jali.maskbook import BookError, write_book
-from jali.maskbook.bits import pack, unpack
+from jali.maskbook.bits import keep_bits, pack, unpack
 from jali.maskbook.book import KIND
 from jali.maskbook.container import DTYPES, book_digest
 from jali.maskbook.header import Header, read_header
@@ -61,6 +61,25 @@ class TestCode:
 
 
 class TestRoundTrip:
+    def test_short_blocks_that_were_counted_whole_are_counted_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In books of versions that did so: 3 × 4 × 9 tokens are no whole blocks."""
+        from jali.maskbook import write
+
+        def as_before(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            bits, _ = keep_bits(*args)
+            return bits, unpack(bits, books.SMALL.N).double().mean((-2, -1)).float()
+
+        monkeypatch.setattr(write, "keep_bits", as_before)
+        x = books.slabs(books.SMALL)
+        old = write_book(tmp_path / "a.safetensors", books.SMALL, lambda s, la: x[s, la])
+        budget = old.budgets[0]
+        assert old.cost(budget) != pytest.approx(old.header.costs[0], abs=1e-4)
+        for step, layer in np.ndindex(old.steps, old.layers):
+            plan = old.plan(budget, step, layer, old.header.branches[0])
+            assert np.allclose(old.costs(budget)[step, layer, 0], plan.costs[0].numpy())
+
     @pytest.mark.parametrize(
         "changes",
         [

@@ -24,6 +24,7 @@ from jali.evaluation.report import (
     read_comparison,
     render_page,
 )
+from jali.evaluation.report.cost import read_sites
 from jali.evaluation.report.film import read_film
 from jali.evaluation.report.summary import RunSummary, headline
 
@@ -144,6 +145,21 @@ def test_every_number_of_the_table_is_on_the_page(comparison: Comparison) -> Non
             if mean is not None:
                 assert f">{mean.mean:.{digits}f}<" in page
     assert "Not measured: vmaf: no ffmpeg with libvmaf" in page
+
+
+def test_calls_weigh_by_their_dense_work(root: Path, tmp_path: Path) -> None:
+    """As in the manifest; files of earlier versions say nothing of it, and weigh alike."""
+    file = next((root / "psa").glob("*.sites.json"))
+    sites = json.loads(file.read_text())
+    assert set(read_sites(file)["weights"]) == {1.0}
+    for at, row in enumerate(sites["rows"]):
+        row["dense_work"] = 4e9 if at % 2 else 1e9
+    (tmp_path / "a.json").write_text(json.dumps(sites))
+    assert read_sites(tmp_path / "a.json")["weights"][:2] == [0.25, 1.0]
+    sites["rows"][0]["dense_work"] = -1
+    (tmp_path / "a.json").write_text(json.dumps(sites))
+    with pytest.raises(InputError, match="dense_work"):
+        read_sites(tmp_path / "a.json")
 
 
 def test_the_page_carries_films_curves_sites_and_plans(comparison: Comparison, root: Path) -> None:

@@ -163,7 +163,7 @@ def facts(book: MaskBook) -> dict[str, Any]:
         "scorer": h.scorer,
         "prompts": len(h.prompts),
         "budgets": list(h.budgets),
-        "costs": list(h.costs),
+        "costs": [book.cost(budget) for budget in h.budgets],
         "bits_bytes": sum(n for name, n in sizes.items() if name.startswith("bits.")),
         "importance_bytes": sizes.get("importance", 0) + sizes.get("peaks", 0),
         "importance_error": h.importance_error,
@@ -190,7 +190,8 @@ def print_facts(book: MaskBook) -> None:
         + (" (worked out, not seen)" if h.noise_assumed else ""),
         "recorded": f"{len(h.prompts)} prompts, {h.scorer}, branches: {', '.join(h.branches)}",
         "budgets": ", ".join(
-            f"{asked:g} (cost {cost:.3f})" for asked, cost in zip(h.budgets, h.costs, strict=True)
+            f"{asked:g} (cost {cost:.3f})"
+            for asked, cost in zip(h.budgets, known["costs"], strict=True)
         )
         or "none ready; each is derived",
         "bits": decimal(known["bits_bytes"]),

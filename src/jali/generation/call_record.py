@@ -106,7 +106,8 @@ def record_text(run: Run, stats: Stats, plans: Sequence[dict[str, Any]]) -> str:
 def _row(row: CallRow) -> dict[str, Any]:
     names = ("transformer", "layer", "step", "branch", "cost", "heads", "backend", "reason")
     rounded = {"cost": round(row.cost, 5), "heads": [round(cost, 4) for cost in row.heads]}
-    return {name: getattr(row, name) for name in names} | rounded
+    # What the call would be densely: means over calls are weighted by it.
+    return {name: getattr(row, name) for name in names} | rounded | {"dense_work": row.dense_work}
 
 
 def _footprint(

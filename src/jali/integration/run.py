@@ -359,6 +359,6 @@ class Run:
         here = self.transformers[index]
         return forecast.model_speedup(
             heads=H, head_dim=D, tokens=S, batch=B, cost=self.budget,
-            sparse_share=stats.sums.sparse_calls / stats.sums.calls, layers=here.layers,
+            sparse_share=stats.sums.sparse_work / max(stats.sums.work, 1), layers=here.layers,
             weights=here.weights, device=device, backend=backend,
         )  # fmt: skip

@@ -53,6 +53,7 @@ def _pack(found: dict[str, Any]) -> dict[str, Any]:
         "heads": max([_index(found["heads"]), *(len(row[6]) for row in rows)]),
         **{kind: list(known) for kind, known in words.items()},
         "rows": rows,
+        "weights": _weights(found["rows"]),
         "plans": [_check_plan(plan) for plan in found.get("plans") or ()],
     }
 
@@ -62,6 +63,15 @@ def _index(number: Any) -> int:
     if not 0 <= int(number) < MOST:
         raise ValueError(f"a number of layers, steps or heads is below {MOST:,}, got {number}")
     return int(number)
+
+
+def _weights(rows: list[dict[str, Any]]) -> list[float]:
+    """The dense work of every row, the largest being 1; equal where a file does not say."""
+    work = [float(row.get("dense_work", 1.0)) for row in rows]
+    if not all(math.isfinite(own) and own >= 0 for own in work):
+        raise ValueError("a dense_work that is no amount of work")
+    most = max(work, default=0.0) or 1.0
+    return [round(own / most, 6) for own in work]
 
 
 def _short(share: float) -> float:

@@ -373,6 +373,8 @@ function shade(value) {
 const sites = () => clip().runs[at.run]?.sites;
 const withSites = () => clip().runs.map((run, index) => run.sites && run.sites.rows.length ? index : -1).filter(index => index >= 0);
 const mean = values => values.reduce((sum, value) => sum + value, 0) / values.length;
+// Calls count by the work they would be densely.
+const meanCost = (rows, cost) => rows.reduce((sum, row) => sum + row.weight * cost(row), 0) / (rows.reduce((sum, row) => sum + row.weight, 0) || 1);
 let cells = new Map();
 const rowsAt = (layer, step) => cells.get(layer * 4096 + step) || [];
 const stepName = step => step < 0 ? "all sparse steps" : `step ${step}`;
@@ -380,8 +382,8 @@ function site(layer, step) {
   const rows = rowsAt(layer, step);
   if (!rows.length) return null;
   const headed = rows.filter(row => row[6].length);
-  const heads = headed.length ? headed[0][6].map((_, head) => mean(headed.map(row => row[6][head]))) : [];
-  return { cost: mean(rows.map(row => row[3])), heads,
+  const heads = headed.length ? headed[0][6].map((_, head) => meanCost(headed, row => row[6][head])) : [];
+  return { cost: meanCost(rows, row => row[3]), heads,
     reasons: [...new Set(rows.filter(row => row[4] >= 0).map(row => sites().reasons[row[4]]))],
     backends: [...new Set(rows.map(row => sites().backends[row[5]]))], dense: rows.every(row => row[4] >= 0) };
 }
@@ -404,6 +406,7 @@ function drawSites() {
     const key = row[0] * 4096 + step;
     cells.get(key)?.push(row) ?? cells.set(key, [row]);
   };
+  sites().rows.forEach((row, i) => { row.weight = sites().weights[i]; });
   const rows = sites().rows.filter(row => at.branch < 0 || row[2] === at.branch);
   const sparseLayers = new Set(rows.filter(row => row[4] < 0).map(row => row[0]));
   for (const row of rows) {
