@@ -196,7 +196,7 @@ class TestCalibrate:
 
 @pytest.mark.parametrize(
     "words", [("calibrate",), ("book", "info"), ("book", "show"), ("book", "resample"),
-              ("book", "merge")],
+              ("book", "merge"), ("book", "import")],
 )  # fmt: skip
 def test_help(words: tuple[str, ...]) -> None:
     done = run(*words, "--help")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jali.cli.exits import input_errors, job_errors, refuse
-from jali.cli.options import Command, Json, read_list
+from jali.cli.options import Command, Json, check_file, read_budgets, read_list, with_settings
 from jali.cli.output import print_json
+from jali.files import PICKLES
+from jali.generation.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
     from jali.maskbook import MaskBook
     from jali.tokens.grid import TokenGrid
 
-app = typer.Typer(no_args_is_help=True, help="Look into a MaskBook, resample it, merge two.")
+app = typer.Typer(
+    no_args_is_help=True, help="Look into a MaskBook, resample it, merge two, import ESA's."
+)
 
 Book = Annotated[Path, typer.Argument(help="A .safetensors book.", show_default=False)]
 Output = Annotated[Path, typer.Option(help="The new book.", show_default=False)]
@@ -28,7 +33,7 @@ ROWS = 96  # of a picture in a terminal
 
 @app.callback()
 def book() -> None:
-    """Look into a MaskBook, resample it, merge two."""
+    """Look into a MaskBook, resample it, merge two, import ESA's."""
 
 
 @app.command(
@@ -141,6 +146,45 @@ def merge(path: Book, other: Book, output: Output, as_json: Json = False) -> Non
     report_book(made, as_json)
 
 
+@app.command(
+    "import",
+    cls=Command,
+    epilog="Examples:\n\njali book import masks/wan-1.3b.pt --model wan-t2v-1.3b --output "
+    "wan.safetensors\n\njali book import masks/wan-1.3b-720p.pt --model wan-t2v-1.3b --height 720 "
+    "--width 1280 --output wan-720p.safetensors",
+)
+@with_settings("model", "height", "width", "num_frames", "path")
+def import_(
+    settings: Settings,
+    old: Annotated[Path, typer.Argument(help="ESA's .pt file of masks.", show_default=False)],
+    output: Output,
+    budgets: Annotated[
+        str, typer.Option(help="Ready-made budgets; others are derived when they are asked for.")
+    ] = "0.7,0.5,0.3",
+    q_block: Annotated[int, typer.Option(min=1, help="ESA's Q_BLOCK.")] = 256,
+    k_block: Annotated[int, typer.Option(min=1, help="ESA's K_BLOCK.")] = 128,
+    as_json: Json = False,
+) -> None:
+    """Make a book of ESA's masks: of the importance in them, read without running any code."""
+    from jali.maskbook.esa import import_masks, read_importance
+    from jali.maskbook.write import check_output
+
+    with input_errors():
+        check_file(output)
+        check_output(output)
+        ready = read_budgets(budgets, "--budgets")
+        importance = read_importance(old)
+        from jali.generation.produce import load
+        from jali.tokens.layout import Blocks
+
+        pipe = load(replace(settings, device="cpu"))
+        made = import_masks(
+            pipe, importance, output, budgets=ready, blocks=Blocks(q_block, k_block),
+            source=old.name, **settings.pick("model", "height", "width", "num_frames"),
+        )  # fmt: skip
+    report_book(made, as_json)
+
+
 def facts(book: MaskBook) -> dict[str, Any]:
     """What a book says about itself, as plain values."""
     h = book.header
@@ -232,7 +276,8 @@ def _show(book: MaskBook, budget: float, costs: NDArray[np.float32], layer: int 
 
 def _open(path: Path) -> MaskBook:
     with input_errors():
-        if not path.expanduser().exists():
+        pickled = path.suffix.lower() in PICKLES  # which is said first: no book is one
+        if not pickled and not path.expanduser().exists():
             raise ValueError(f"no book at {path}; make one with jali calibrate --output {path}")
         from jali.maskbook import MaskBook
 

@@ -72,10 +72,11 @@ class Container:
 def open_container(path: Path) -> Container:
     """Check and map a file. Every refusal is a BookError that says what is wrong with it."""
     if path.suffix.lower() in files.PICKLES:
+        then = f"--model NAME --output {path.with_suffix('.safetensors')}"
         raise BookError(
             f"{path} is a {path.suffix} file, which may hold a pickle, and opening a pickle can "
-            f"run any program; jali never opens one. Calibrate again: jali calibrate --model NAME "
-            f"--output {path.with_suffix('.safetensors')}"
+            f"run any program; a book is never one. Make a book of ESA's masks with: jali book "
+            f"import {path} {then}, or record one anew with: jali calibrate {then}"
         )
     if not path.exists():
         raise FileNotFoundError(f"no book at {path}; make one with jali calibrate --output {path}")
@@ -85,8 +86,8 @@ def open_container(path: Path) -> Container:
         first = file.read(8)
         if first[:2] == b"PK" or first[:1] == b"\x80":
             raise BookError(
-                f"{path} is a pickle or a zip archive, whatever its name; jali never opens those. "
-                f"Calibrate again with jali calibrate"
+                f"{path} is a pickle or a zip archive, whatever its name, and no book. Of masks of "
+                f"ESA's jali book import makes one; jali calibrate records one anew"
             )
         length = int.from_bytes(first, "little")
         if length > HEADER_LIMIT:

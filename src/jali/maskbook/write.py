@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +56,7 @@ def write_book(
     """
     if output is not None:
         path = Path(output)
-        files.make_folder(path.parent)
+        check_output(path)
         with files.whole_file(path, folder=scratch) as temporary:
             _write(temporary, header, slabs, device, on_step)
         return MaskBook.open(path)
@@ -66,6 +67,20 @@ def write_book(
         book = MaskBook.open(path)
     book.path = None  # the mapping keeps what it maps
     return book
+
+
+def check_output(output: Path) -> None:
+    """Can the book be written there?"""
+    if output.suffix.lower() in files.PICKLES:
+        raise ValueError(
+            f"a book is a .safetensors file, never a pickle: use "
+            f"{output.with_suffix('.safetensors')}"
+        )
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder; name a file in it")
+    files.make_folder(output.parent)
+    if not os.access(output.parent, os.W_OK):
+        raise PermissionError(f"{output.parent} cannot be written to")
 
 
 def _write(

@@ -23,6 +23,7 @@ from jali.maskbook.calibration.scorer import Sampled, Scorer
 from jali.maskbook.header import read_grid, write_grid
 from jali.maskbook.mode import device_of
 from jali.maskbook.noise import noise_levels
+from jali.maskbook.write import check_output
 from jali.methods import FastestDense
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Order, Raster
@@ -104,7 +105,7 @@ def calibrate(
         sharpness=sharpness, scorer=scorer or Sampled(), blocks=blocks or Blocks(256, 128),
         order=order or Raster(), model=model, steps=steps, arguments=arguments,
     )  # fmt: skip
-    _check_output(Path(output))
+    check_output(Path(output))
     return _run(pipe, request, Path(output), resume, generate, progress or (lambda _: None))
 
 
@@ -327,20 +328,6 @@ def _check_as_before(folder: Path, what: str, before: Any, now: Any) -> None:
             f"{folder} was begun with {what} {str(before)[:120]}, and this call has "
             f"{str(now)[:120]}; call it as before, or delete the folder to start over"
         )
-
-
-def _check_output(output: Path) -> None:
-    """Can the book be written there?"""
-    if output.suffix.lower() in files.PICKLES:
-        raise ValueError(
-            f"a book is a .safetensors file, never a pickle: use "
-            f"{output.with_suffix('.safetensors')}"
-        )
-    if output.is_dir():
-        raise ValueError(f"{output} is a folder; name a file in it")
-    files.make_folder(output.parent)
-    if not os.access(output.parent, os.W_OK):
-        raise PermissionError(f"{output.parent} cannot be written to")
 
 
 def _refuse_ranks(transformers: Mapping[str, Any]) -> None:
