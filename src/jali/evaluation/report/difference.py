@@ -19,7 +19,7 @@ from jali.clips.source import open_source
 from jali.evaluation.quality.pairs import FoundClip, check_sizes, lengths_differ
 from jali.evaluation.report.film import Film
 
-_BATCH = 16
+_BATCH = 4  # frames at once, as floats
 
 
 @dataclass(frozen=True, slots=True)
