@@ -54,11 +54,14 @@ class Phase:
 
 
 # Pictures teach words, textures and shapes at a small part of a clip's price; the rest is practice
-# at full length.
+# at full length, with some pictures among it: where things are, and how many, is seen in one of
+# them, and a step holds nine times as many as clips.
 WHOLE = (Batch(CLIPS, 9, 32), Batch(WIDE_CLIPS, 10, 8))
+STILL = (Batch(PICTURES, 1, 256), Batch(WIDE_PICTURES, 1, 72))
 CURRICULUM = (
-    Phase(0.06, (Batch(PICTURES, 1, 256), Batch(WIDE_PICTURES, 1, 72))),
-    Phase(1.00, (*WHOLE, *WHOLE, Batch(LONG_CLIPS, 21, 9))),
+    Phase(0.06, STILL),
+    Phase(0.35, (*WHOLE, *WHOLE, Batch(LONG_CLIPS, 21, 9))),
+    Phase(1.00, (*WHOLE, *WHOLE, Batch(LONG_CLIPS, 21, 9), *STILL)),
 )
 
 

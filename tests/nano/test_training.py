@@ -114,13 +114,14 @@ def test_the_curriculum_covers_the_whole_time_and_starts_with_pictures() -> None
     assert ends[-1] == 1.0
     assert flow.due(0, 0.0).set.frames == 1
     whole = {latents.CLIPS, latents.WIDE_CLIPS, latents.LONG_CLIPS}
-    assert {flow.due(i, 0.99).set for i in range(5)} == whole
+    assert {flow.due(i, 0.3).set for i in range(5)} == whole
+    assert {flow.due(i, 0.99).set for i in range(7)} == set(latents.SETS)
     assert flow.due(0, 1.5) in flow.CURRICULUM[-1].batches
 
 
 def test_only_what_a_span_needs_is_encoded() -> None:
     whole = {latents.CLIPS, latents.WIDE_CLIPS, latents.LONG_CLIPS}
-    assert flow.sets_of((0.15, 1.0)) == whole
+    assert flow.sets_of((0.15, 0.35)) == whole
     assert flow.sets_of((0.0, 0.01)) == {latents.PICTURES, latents.WIDE_PICTURES}
     assert flow.sets_of((0.0, 1.0)) == set(latents.SETS)
 
