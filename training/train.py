@@ -165,6 +165,7 @@ def train(
     start = time.monotonic()
     torch.manual_seed(seed)
     state.to(device)
+    save_state(state, out)  # there is one however early the call ends
     if device.type == "cuda":
         channels_last(state.autoencoder)
     times = dict(zip(("autoencoder", "text", "flow"), seconds, strict=True))

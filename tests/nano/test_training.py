@@ -220,6 +220,9 @@ def test_a_stage_goes_on_from_the_last_and_becomes_a_pipeline(
     kept, moved = first.autoencoder.state_dict(), first.transformer.state_dict()
     assert all(torch.equal(w, kept[k]) for k, w in second.autoencoder.state_dict().items())
     assert not all(torch.equal(w, moved[k]) for k, w in second.transformer.state_dict().items())
+    three = tmp_path / "three"
+    train.train(state.load_state(two), (0, 0, 0), three, tmp_path / "latents", cpu)
+    assert state.load_state(three).log == second.log  # no time leaves everything as it is
     train.export(second, tmp_path / "pipe")
     again = state.load_state(tmp_path / "pipe")  # a pipeline is a start, too
     assert again.mean == second.mean
