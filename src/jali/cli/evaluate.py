@@ -10,7 +10,7 @@ import typer
 
 from jali.cli.completion import several, words
 from jali.cli.exits import input_errors, job_errors
-from jali.cli.options import Json, check_file, read_names
+from jali.cli.options import Json, read_names
 from jali.cli.output import make_table, print_json, say
 from jali.device import check_device
 from jali.name import METRICS
@@ -93,7 +93,8 @@ def evaluate(
             _check_sides(generated, reference)
         names = _read_metrics(metrics)
         check_device(device)
-        check_file(output)
+        if output is not None and output.is_dir():  # whether it can be made, check_output says
+            raise ValueError(f"--output {output} is a folder; name a file in it")
     with job_errors():
         from jali.evaluation.quality.evaluation import evaluate
         from jali.evaluation.quality.result import check_output, write_evaluation
