@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from jali.cli.old_names import translate
 from jali.generation import Settings
@@ -137,6 +138,21 @@ def test_use_psa_with_other_words(dry: Dry) -> None:
     assert "preset baseline, which is dense" in said
     own, _ = dry("--model wan21_1.3b --use_psa --option k_block=32")
     assert (own.method, own.preset, own.options) == ("psa", None, {"k_block": 32})
+
+
+def test_use_psa_with_another_methods_preset_is_refused(jali: Jali) -> None:
+    done = jali("generate", "--model=wan21_1.3b", "--use_psa", "--preset=rf_v2_balanced")
+    assert done.exit_code == 2
+    assert "of the method rf_v2, but the method asked for is psa" in done.stderr
+
+
+def test_an_experiment_in_psas_words() -> None:
+    """A preset names its method there: the flag must not name it once more."""
+    from jali.cli.main import app
+
+    command = typer.main.get_command(app).commands["experiment"].commands["run"]  # type: ignore[attr-defined]
+    given = command.make_context("run", ["--model", "wan21_1.3b", "--use_psa", "--tag", "a"]).params
+    assert (given["method"], given["preset"]) == (None, "psa_balanced")
 
 
 def test_psas_names_without_its_flag(dry: Dry) -> None:

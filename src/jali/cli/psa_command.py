@@ -41,9 +41,8 @@ def as_psa(typed: Sequence[str], words: list[str], usual_model: str) -> list[str
 
 
 def _with_preset(words: list[str], model: str) -> list[str]:
-    """`--method psa` and the preset that PSA takes by itself, or the one that is named; a dense
-    one is dense in PSA too."""
-    from jali.methods import Dense
+    """The preset that PSA takes by itself, or the one that is named (a dense one is dense in PSA
+    too), in the place of `--method psa`."""
     from jali.presets import load_preset
 
     if _has(words, "--option") or _has(words, "--masks"):
@@ -55,10 +54,11 @@ def _with_preset(words: list[str], model: str) -> list[str]:
             preset = load_preset("psa_balanced", model)  # the model's own default is another method
     except (ValueError, OSError):
         return words  # whoever reads the words says what is wrong with them
+    if preset.method.base.name not in ("psa", "dense"):
+        return words  # which are refused: two methods at once
     _say(f"{FLAG}: {_describe(preset)}")
-    if isinstance(preset.method, Dense):
-        at = words.index("--method")
-        words = [*words[:at], *words[at + 2 :]]
+    at = words.index("--method")  # the preset names it
+    words = [*words[:at], *words[at + 2 :]]
     return words if name is not None or config is not None else [*words, "--preset", preset.name]
 
 
