@@ -59,18 +59,20 @@ def test_time_and_quality_of_all_in_one_run(
     assert "remove this one, or name another with --output-dir" in done.stderr
 
 
-def test_every_run_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_is_warmed_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two presets of one method may need other kernels; the budgets of one book do not."""
     from jali.evaluation.bench import pipeline
 
     warmed: list[Any] = []
-    monkeypatch.setattr(pipeline, "warm_up", lambda _, own, __: warmed.append(own))
+    monkeypatch.setattr(pipeline, "warm_up", lambda _, runs, __: warmed.extend(runs))
+    monkeypatch.setattr(pipeline, "produce", lambda *_, **__: 1 / 0)
     base = Settings("wan-t2v-1.3b", device="cpu")
     runs = candidates(base, ["psa_balanced", "psa_topk", "entropy"], [0.5, 0.3])
     books = {
         f"cached-{budget}": replace(base, masks="book", budget=budget) for budget in (0.5, 0.3)
     }
-    pipeline._warm(None, "a", runs | books)
+    with pytest.raises(ZeroDivisionError):
+        pipeline.run(None, ["a"], runs | books, tmp_path / "b")
     assert warmed == [*runs.values(), books["cached-0.3"]]
 
 

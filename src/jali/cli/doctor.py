@@ -189,13 +189,13 @@ def _prove(device: str, quiet: bool) -> dict[str, Any]:
     pipe, frames = load(settings), {}
     runs = {"dense": dense_twin(settings), "sparse": settings}
     with progress_bar(quiet) as tell:
+        tell("nano: warming up")
+        warm_up(pipe, runs.values(), prompt)
         for number, (name, own) in enumerate(runs.items()):
 
             def on_step(step: int, number: int = number, name: str = name) -> None:
                 tell(f"nano, {name}", number * steps + step, 2 * steps)
 
-            tell(f"nano, {name}: warming up")
-            warm_up(pipe, own, prompt)
             with attention(pipe, own) as handle:
                 start = time.perf_counter()
                 frames[name] = frames_of(pipe, own, prompt, 0, on_step)

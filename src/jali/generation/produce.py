@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from jali.methods import Method
 
 log = logging.getLogger("jali")
-WARM_STEPS = 2  # one of them dense, one sparse
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +105,8 @@ def produce_runs(
         pipe = load_shared(first)
 
     compared = len(runs) > 1
-    for own, run in zip(runs.values(), found, strict=True):
-        if compared and (run is None or len(run.clips) < len(prompts)):
-            warm_up(pipe, own, prompts[0])
+    if compared and todo:
+        warm_up(pipe, runs.values(), prompts[0])
 
     def make(folder: Path, own: Settings) -> RunFolder:
         tell = None if progress is None else lambda tick: progress(own.label, tick)
@@ -207,28 +205,43 @@ def frames_of(
     )  # fmt: skip
 
 
-def warm_up(pipe: Any, settings: Settings, prompt: str) -> None:
-    """A clip of two steps that is not kept, of the right size, one step dense and one sparse: what
-    is loaded, compiled and tuned at first use is in no time of a clip made after.
+def warm_up(pipe: Any, runs: Iterable[Settings], prompt: str) -> None:
+    """One step of every run at its size, one layer dense and the others sparse, and one decoding:
+    what is loaded, compiled and tuned at first use is in no time of a clip made after.
 
-    Quietly, for there is nothing to say of so short a run. A book fits its own steps only, all of
-    which are done.
+    Quietly, for there is nothing to say of so short a run. A book fits its own steps only; they are
+    done up to the first that is sparse.
     """
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        for number, own in enumerate(runs):
+            with contextlib.suppress(_Enough):
+                _begin_clip(pipe, own, prompt, decode=number == 0)
+            pipe.maybe_free_model_hooks()  # as a pipeline does where it is not stopped
+    finally:
+        log.setLevel(level)
+
+
+class _Enough(Exception):  # noqa: N818
+    """A clip that nobody wants to see the end of."""
+
+
+def _begin_clip(pipe: Any, settings: Settings, prompt: str, decode: bool) -> None:
     from jali.methods import Dense, Schedule
 
     method, short = None, settings
     if settings.masks is None:
-        steps = min(WARM_STEPS, int(settings.steps or WARM_STEPS))
-        method, short = settings.make_method().base, replace(settings, steps=steps)
+        method, short = settings.make_method().base, replace(settings, steps=1)
         if not isinstance(method, Dense):
-            method = Schedule(method, dense_steps=steps - 1)
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with attention(pipe, settings, method):
-            frames_of(pipe, short, prompt, short.seed)
-    finally:
-        log.setLevel(level)
+            method = Schedule(method, dense_layers=(0,))
+    with attention(pipe, settings, method) as handle:
+
+        def stop(_: int) -> None:
+            if not decode and (method is not None or handle.stats().sparse_cost is not None):
+                raise _Enough
+
+        frames_of(pipe, short, prompt, short.seed, stop)
 
 
 # The folder

@@ -75,7 +75,8 @@ def run(
 ) -> list[PipelineRow]:
     """All runs on all prompts; after each prompt the results so far are in the folder."""
     check_empty(folder)
-    _warm(pipe, prompts[0], runs)
+    # Presets of one method may need other kernels; the budgets of one book do not.
+    warm_up(pipe, {own.masks or label: own for label, own in runs.items()}.values(), prompts[0])
     rows: list[PipelineRow] = []
     for count in range(1, len(prompts) + 1):
         made: dict[str, RunFolder] = {}
@@ -113,12 +114,6 @@ def _what_is_there(folder: Path) -> str:
     return (
         f": it holds a benchmark that did not finish, and times of two runs are not one run{kept}"
     )
-
-
-def _warm(pipe: Any, prompt: str, runs: dict[str, Settings]) -> None:
-    """Compile and allocate before anything is timed. Budgets of one book share all they need."""
-    for own in {own.masks or label: own for label, own in runs.items()}.values():
-        warm_up(pipe, own, prompt)
 
 
 def _row(label: str, run: RunFolder, dense: RunFolder, judged: bool) -> PipelineRow:

@@ -76,8 +76,7 @@ def generate_both(
     `progress` hears the method and where its run stands.
     """
     pipe, both = load(settings), (dense_twin(settings), settings)
-    for own in both:  # what happens at first use is nobody's speed
-        warm_up(pipe, own, prompt)
+    warm_up(pipe, both, prompt)  # what happens at first use is nobody's speed
 
     def make(own: Settings) -> RunFolder:
         tell, warm = functools.partial(progress, own.label), True
