@@ -22,7 +22,8 @@ HEAD = """# Command line
 *Generated from the commands by `python docs/generate_cli.py`; `--help` says the same.*
 
 Every command takes `--help`; those that measure or make something take `--json`, which prints JSON
-on stdout and nothing else. Exit codes: **0** done, **1** a job that failed (no disk, no memory,
+on stdout and nothing else. `jali --install-completion` completes names with Tab (bash, zsh, fish,
+PowerShell). Exit codes: **0** done, **1** a job that failed (no disk, no memory,
 numbers that are not finite), **2** input that cannot be used, said in one sentence, **130** Ctrl-C.
 Nothing half-written stays behind, and nothing is overwritten by other settings.
 

@@ -44,6 +44,12 @@ def call(**changes: Any) -> object:
     return attend(given.pop("q"), given.pop("k"), given.pop("v"), **given)
 
 
+def swapped(tokens: int, keys: int | None = None) -> dict[str, torch.Tensor]:
+    """[B, S, H, D], as other libraries have it."""
+    q, k = torch.zeros(1, tokens, 4, 16), torch.zeros(1, keys or tokens, 4, 16)
+    return {"q": q, "k": k, "v": k}
+
+
 E = ValueError
 T = TypeError
 TABLE: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
@@ -162,6 +168,24 @@ TABLE: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("a grid", lambda: call(grid=(2, 6, 9)), E, ["grid 2×6×9", "108", "96"]),
     ("a grid 2", lambda: call(grid=(2, 6)), E, ["triple", "(2, 6)"]),
     ("a key grid", lambda: call(key_grid=TokenGrid.flat(9)), E, ["key_grid", "9 tokens", "96"]),
+    ("a grid short", lambda: call(grid=(1, 6, 8)), E, ["48", "96", "2×6×8 would fit"]),
+    ("a grid text", lambda: call(grid=(2, 6, 7)), E, ["84", "96", "text=12) would fit"]),
+    ("a grid pixels", lambda: call(grid=(5, 96, 128)), E, ["in tokens, so 2×6×8"]),
+    ("a swapped", lambda: call(grid=(2, 6, 8), **swapped(96)), E, ["96 heads", "transpose(1, 2)"]),
+    ("a swapped row", lambda: call(**swapped(300)), E, ["300 heads of 4", "transpose(1, 2)"]),
+    (
+        "a swapped dense",
+        lambda: call(grid=(2, 6, 8), method="dense", **swapped(96)),
+        E,
+        ["transpose(1, 2)"],
+    ),
+    ("a swapped keys", lambda: call(**swapped(96, keys=7)), E, ["96 and 7", "transpose(1, 2)"]),
+    (
+        "swapped",
+        lambda: api(latent_shape_q=[2, 6, 8], **swapped(96)),
+        E,
+        ["transpose(1, 2)", "input_layout"],
+    ),
     ("a offset", lambda: call(offset=1), E, ["offset", "96 keys", "got 1"]),
     ("a offset type", lambda: call(offset=0.5), E, ["offset", "0.5"]),
     ("a method", lambda: call(method="entrpy"), E, ["'entrpy'", "did you mean 'entropy'"]),
@@ -217,6 +241,7 @@ TABLE: list[tuple[str, Callable[[], object], type[Exception], list[str]]] = [
     ("rf window", lambda: RfV2(window=(2, 8)), E, ["window", "(2, 8)"]),
     ("ada nan", lambda: AdaBsa(math.nan), E, ["sparsity", "nan"]),
     ("sharp", lambda: Entropy(sharpness=-1), E, ["sharpness", "-1"]),
+    ("sharp text", lambda: Entropy(sharpness="x"), T, ["sharpness", "'x'"]),  # type: ignore[arg-type]
     ("sharp inf", lambda: Entropy(sharpness=math.inf), E, ["sharpness", "inf"]),
     ("samples", lambda: Entropy(samples=0), E, ["samples", "0"]),
     ("samples float", lambda: Entropy(samples=2.5), T, ["samples", "2.5"]),

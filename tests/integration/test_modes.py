@@ -332,6 +332,18 @@ class TestSchedule:
         assert run.stats().sparse_cost < 0.95
 
 
+def test_what_is_no_transformer_is_named() -> None:
+    """Before anything else is said of the call."""
+    for module in (torch.nn.Linear(2, 2), tiny.wan().vae):
+        with pytest.raises(ValueError, match=rf"{type(module).__name__} is no transformer"):
+            jali.apply_sparse_attention(module)
+    unknown = type("MyTransformer2DModel", (torch.nn.Module,), {})()
+    with pytest.raises(ValueError, match="does not know MyTransformer2DModel; it knows Wan"):
+        jali.apply_sparse_attention(unknown)
+    with pytest.raises(TypeError, match="got Unets, which has a unet and no transformer"):
+        jali.apply_sparse_attention(type("Unets", (), {"unet": torch.nn.Linear(2, 2)})())
+
+
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"method": "entropi"}, ValueError, "did you mean 'entropy'"),
     ({"method": "psa_balancd"}, ValueError, "did you mean 'psa_balanced'"),

@@ -15,6 +15,8 @@ from jali.cli.experiment.table import say, show_table
 from jali.cli.options import ATTENTION, MACHINE, PARALLEL, PLACE, SIZE, SIZES, with_settings
 from jali.cli.output import print_json
 from jali.generation.settings import Settings
+from jali.name import method_names
+from jali.value import suggest
 
 if TYPE_CHECKING:
     from jali.experiments.experiment import Experiment
@@ -118,8 +120,7 @@ def _from_flags(
     metrics: str | None,
     **own: Any,
 ) -> Experiment:
-    # The book of the method cached may be one that this very experiment makes.
-    replace(settings, method=None if settings.method == "cached" else settings.method).check()
+    _check(settings)
     from jali.experiments.experiment import Experiment
     from jali.experiments.stages.calibration import with_own_book
 
@@ -137,6 +138,19 @@ def _from_flags(
         settings = replace(settings, masks=book)
     found = Experiment(tag=tag, settings=settings, **own).completed()
     return found if found.calibrate or found.settings.masks else with_own_book(found, results)
+
+
+def _check(settings: Settings) -> None:
+    """What can be told without torch. A book is measured beside the method, whichever that is."""
+    known = (*method_names()[1:], "cached")
+    if settings.method is not None and settings.preset is not None:
+        raise ValueError("give --method or --preset, not both: a preset names its method")
+    if settings.method not in (None, "dense", *known):
+        method = str(settings.method)
+        raise ValueError(f"--method: unknown method {method!r}{suggest(method, known)}")
+    if settings.masks is not None and not Path(settings.masks).expanduser().is_file():
+        raise ValueError(f"--masks: no book at {settings.masks}")
+    replace(settings, method=None, masks=None).check()
 
 
 def _from_config(path: Path) -> Experiment:

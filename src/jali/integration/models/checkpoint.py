@@ -29,8 +29,8 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_device(str(device))
     device = torch.device(device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if count and (device.index or 0) >= count:
         raise ArgumentError("device", f"is {device}, but there are {count} GPUs, counted from 0")
     return device
 
