@@ -201,7 +201,8 @@ def test_a_book_is_replayed(jali: Jali, small: Small, tmp_path: Path) -> None:
         (["--config=none.yaml"], "no preset file none.yaml"),
         (["--context-parallel=2"], "torchrun --nproc-per-node 2 -m jali generate"),
         (["--cpu-offload"], "the device is the CPU"),
-        (["--argument=colour=1"], "has no argument 'colour'"),
+        (["--argument=colour=1"], "--argument: the pipeline of wan-t2v-1.3b has no argument"),
+        (["--argument=prompt=x"], "--argument prompt is set by jali"),
         (["--model=cogvideox-5b"], "is not cogvideox-5b"),
     ],
 )

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from jali.cli.exits import job_errors
-from jali.cli.options import Json, read_names
+from jali.cli.exits import input_errors, job_errors
+from jali.cli.options import Json, check_file, read_metrics
 from jali.cli.output import print_json
 
 LARGE = 200  # MB
@@ -54,8 +54,13 @@ def compare(
     """
     from rich.console import Console
 
-    asked = read_names(metrics.lower().replace("-", "_"))
-    wanted = [] if asked == ["none"] else asked or None
+    with input_errors():
+        asked = read_metrics(metrics, "none")
+        wanted = [] if asked == ["none"] else asked or None
+        for folder in folders:
+            if not folder.expanduser().exists():
+                raise ValueError(f"there is no folder {folder}")
+        check_file(output)
     with job_errors():
         from jali.evaluation.report import check_output, read_comparison, render_page, write_page
 

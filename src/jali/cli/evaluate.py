@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from jali.cli.completion import several, words
 from jali.cli.exits import input_errors, job_errors
-from jali.cli.options import Json, read_names
+from jali.cli.options import Json, read_metrics
 from jali.cli.output import make_table, print_json, say
 from jali.device import check_device
 from jali.name import METRICS
@@ -91,7 +90,8 @@ def evaluate(
         reference = _one_of(against, reference, "REFERENCE", "--reference")
         if not (fetch_weights and generated is None and reference is None):
             _check_sides(generated, reference)
-        names = _read_metrics(metrics)
+        asked = read_metrics(metrics, "all")
+        names = METRICS if asked == ["all"] else asked or None
         check_device(device)
         if output is not None and output.is_dir():  # whether it can be made, check_output says
             raise ValueError(f"--output {output} is a folder; name a file in it")
@@ -137,15 +137,6 @@ def _check_sides(generated: Path | None, reference: Path | None) -> None:
     for side, path in (("CLIPS", generated), ("REFERENCE", reference)):
         if not path.expanduser().exists():
             raise ValueError(f"{side}: {path} does not exist")
-
-
-def _read_metrics(given: str) -> Sequence[str] | None:
-    asked = read_names(given.lower().replace("-", "_"))
-    if asked == ["all"]:
-        return METRICS
-    if unknown := [name for name in asked if name not in METRICS]:
-        raise ValueError(f"--metrics are {', '.join(METRICS)}; got {', '.join(unknown)}")
-    return asked or None
 
 
 def _brief(found: Evaluation) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jali.cli.exits import job_errors, refuse
-from jali.cli.options import Json
+from jali.cli.exits import input_errors, job_errors, refuse
+from jali.cli.options import Json, check_folder
 from jali.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -38,11 +38,15 @@ def export(
 
       jali export results/dense --fps 16 --output-dir videos --overwrite
     """
+    if fps is not None and not 0 < fps <= 1000:
+        refuse(f"--fps must be above 0 and at most 1000, got {fps:g}")
+    with input_errors():
+        if not folder.expanduser().exists():
+            raise ValueError(f"{folder} does not exist")
+        check_folder(output_dir)
     from jali.evaluation.quality.pairs import find_clips
     from jali.files import make_folder, remove_abandoned
 
-    if fps is not None and not 0 < fps <= 1000:
-        refuse(f"--fps must be above 0 and at most 1000, got {fps:g}")
     written: list[str] = []
     skipped: dict[str, str] = {}
     with job_errors():

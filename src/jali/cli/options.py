@@ -19,7 +19,7 @@ from jali.error import show
 from jali.generation import settings as described
 from jali.generation.prompts import as_typed
 from jali.generation.settings import SettingDescription, Settings
-from jali.name import method_names
+from jali.name import METRICS, method_names
 from jali.value import suggest
 
 ATTENTION, SIZE, PLACE = described.ATTENTION, described.SIZE, described.PLACE
@@ -166,6 +166,17 @@ def read_names(given: str, known: Iterable[str] = (), what: str = "", flag: str 
         if known and name not in known:
             raise ValueError(f"{flag}: unknown {what} {name!r}{suggest(name, known)}")
     return names
+
+
+def read_metrics(given: str, alone: str) -> list[str]:
+    """Metrics between commas, or one word that stands alone."""
+    asked = read_names(given.lower().replace("-", "_"))
+    unknown = [name for name in asked if name not in METRICS]
+    if unknown and asked != [alone]:
+        raise ValueError(
+            f"--metrics are {', '.join(METRICS)}, or {alone} alone; got {', '.join(unknown)}"
+        )
+    return asked
 
 
 def read_budgets(given: str, flag: str, zero: bool = False) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,12 @@ from jali.value import suggest
 
 if TYPE_CHECKING:
     from jali.generation.settings import Settings
+
+# What every generation hands to its pipeline by itself.
+TAKEN = (
+    "self", "pipe", "prompt", "model_name", "seed", "generator", "height", "width", "num_frames",
+    "steps", "guidance", "negative_prompt", "output_type", "callback_on_step_end", "arguments",
+)  # fmt: skip
 
 
 def check_settings(settings: Settings) -> None:
@@ -69,6 +76,26 @@ def check_attention(settings: Settings) -> None:
         if settings.config is None and str(preset).replace("-", "_") not in known:
             raise ArgumentError(
                 "preset", f": {card.name} has no preset {preset!r}{suggest(str(preset), known)}"
+            )
+
+
+def check_arguments(settings: Settings) -> None:
+    """Refuse arguments that the pipeline's own call has not; needs diffusers, but no weights."""
+    import diffusers
+
+    from jali.integration.models.pipeline import generate_video
+
+    card = model_card(settings.model)
+    pipeline = inspect.signature(getattr(diffusers, card.pipeline).__call__).parameters
+    own = inspect.signature(generate_video).parameters
+    known = [name for name in (*pipeline, *own) if name not in TAKEN]
+    for name in settings.arguments:
+        if name in TAKEN:
+            raise ArgumentError("arguments", f"{name} is set by jali; it cannot be given twice")
+        if name not in known:
+            raise ArgumentError(
+                "arguments",
+                f": the pipeline of {card.name} has no argument {name!r}{suggest(name, known)}",
             )
 
 

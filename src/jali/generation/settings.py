@@ -187,6 +187,7 @@ class Settings:
         will be sparse is warned of. Device and precision are those of a pipeline that is given.
         """
         from jali.backends import Task, choose
+        from jali.generation.check import check_arguments
         from jali.integration.models.checkpoint import choose_device, choose_dtype
         from jali.integration.models.registry import model_card
         from jali.methods import Dense
@@ -194,6 +195,8 @@ class Settings:
         card = model_card(self.model)
         if pipe is None:
             self.check()
+        if pipe is None and self.arguments:
+            check_arguments(self)
         device = choose_device(self.device)
         dtype = choose_dtype(self.dtype, device)
         if pipe is not None:
