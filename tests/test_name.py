@@ -51,7 +51,7 @@ def test_devices(device: str) -> None:
     check_device(device)
 
 
-@pytest.mark.parametrize("device", ["gpu", "", "cuda:", "cuda:x", "cuda:-1", "CPU", ":0"])
+@pytest.mark.parametrize("device", ["graphics", "", "cuda:", "cuda:x", "cuda:-1", "CPU", ":0"])
 def test_no_devices(device: str) -> None:
     with pytest.raises(ArgumentError, match="must be cuda or cpu"):
         check_device(device)

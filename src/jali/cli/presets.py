@@ -65,7 +65,7 @@ def _find(name: str | None, model: str | None, config: Path | None) -> list[Pres
             raise ValueError(f"{whose} preset {name!r}{suggest(name, known)}")
     elif config is None and model is not None:
         resolve_model(model)
-    elif config is not None and not config.expanduser().is_file():
+    elif config is not None and not config.expanduser().exists():
         raise ValueError(f"--config: no preset file {config}")
     from jali.presets import load_preset, presets, read_file
 

@@ -63,7 +63,7 @@ def check_attention(settings: Settings) -> None:
         _check_masks(settings)
     elif method == "cached":
         raise ArgumentError("method", "cached reads a calibrated MaskBook: give `masks`")
-    if settings.config is not None and not Path(settings.config).expanduser().is_file():
+    if settings.config is not None and not Path(settings.config).expanduser().exists():
         raise ArgumentError("config", f": there is no preset file {settings.config}")
     if preset is not None or settings.config is not None:
         if settings.options:
@@ -112,7 +112,7 @@ def _check_masks(settings: Settings) -> None:
     if settings.options:
         names = ", ".join(settings.options)
         raise ArgumentError("options", f": the method cached has no options, got {names}")
-    if not Path(str(settings.masks)).expanduser().is_file():
+    if not Path(str(settings.masks)).expanduser().exists():
         raise ArgumentError(
             "masks",
             f": no book at {settings.masks}; make one with jali calibrate --output "

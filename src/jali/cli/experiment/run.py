@@ -148,7 +148,7 @@ def _check(settings: Settings) -> None:
     if settings.method not in (None, "dense", *known):
         method = str(settings.method)
         raise ValueError(f"--method: unknown method {method!r}{suggest(method, known)}")
-    if settings.masks is not None and not Path(settings.masks).expanduser().is_file():
+    if settings.masks is not None and not Path(settings.masks).expanduser().exists():
         raise ValueError(f"--masks: no book at {settings.masks}")
     replace(settings, method=None, masks=None).check()
 
