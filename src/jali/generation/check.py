@@ -59,6 +59,8 @@ def check_attention(settings: Settings) -> None:
         raise ArgumentError(
             "backend", f": unknown backend {backend!r}{suggest(backend, backend_names())}"
         )
+    if settings.attention is None:
+        _check_total(settings)
     if settings.masks is not None:
         _check_masks(settings)
     elif method == "cached":
@@ -97,6 +99,18 @@ def check_arguments(settings: Settings) -> None:
                 "arguments",
                 f": the pipeline of {card.name} has no argument {name!r}{suggest(name, known)}",
             )
+
+
+def _check_total(settings: Settings) -> None:
+    total = settings.total
+    if settings.curve is not None and settings.curve_shape and total is None:
+        raise ArgumentError("curve", "spreads a total along the run: give `total` too")
+    if total is not None and settings.budget is not None:
+        raise ArgumentError("total", "and `budget` ask for the same in two ways; leave one out")
+    if total is not None and settings.masks is not None:
+        raise ArgumentError("total", "and `masks`: a book is replayed at one `budget`")
+    if total is not None and settings.method == "dense":
+        raise ArgumentError("total", f"is {total:g}, but the method dense does all of the work")
 
 
 def _check_masks(settings: Settings) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jali import files
 from jali.error import ArgumentError, show
+from jali.planning.curve import SHAPES
 
 if TYPE_CHECKING:
     from jali.methods import Method
@@ -121,6 +122,12 @@ class Settings:
         float, None, ATTENTION, "Asked share of dense attention's work.",
         shown="0.5, or the preset's",
         rule="a number above 0 and at most 1", least=math.ulp(0.0), most=1)
+    total: float | None = setting(
+        float, None, ATTENTION, "Asked share of all attention work of the run; or a budget.",
+        rule="a number above 0 and at most 1", least=math.ulp(0.0), most=1)
+    curve: str | None = setting(
+        str, None, ATTENTION, "How a total is spread: exponential, linear, flat, or numbers with "
+        "commas.", shown="exponential")
     masks: str | None = setting(Path, None, ATTENTION, "A calibrated MaskBook: the method cached.")
     backend: str = setting(str, "auto", ATTENTION, "auto, or one of `jali doctor`.")
     warmup_frac: float | int | None = setting(
@@ -235,8 +242,11 @@ class Settings:
         return found
 
     def _tell_before(self, method: Method, steps: int) -> None:
-        """What to know before a run, as warnings."""
-        from jali.methods.schedule import why_never_sparse
+        """What to know before a run, as warnings; a total that cannot be had is refused."""
+        from jali.methods.schedule import Schedule, why_never_sparse
+
+        if isinstance(method, Schedule):
+            method.check_total(steps)
 
         preset = self.find_preset()
         notes = [] if preset is None else [f"preset {preset.name}: {n}" for n in preset.notes]
@@ -259,8 +269,8 @@ class Settings:
         check_attention(self)
         if self.attention is not None and self.masks is None:
             method = read_method(self.attention, "attention")
-            said = _describe(replace(self, budget=None), method)
-            for name in ("method", "budget", "warmup_frac", "dense_first_layer"):
+            said = _describe(replace(self, budget=None, total=None, curve=None), method)
+            for name in ("method", "budget", "total", "curve", "warmup_frac", "dense_first_layer"):
                 unknown = name == "budget" and said[name] is None  # only the data can tell
                 if getattr(self, name) not in (None, said[name]) and not unknown:
                     raise ValueError(
@@ -280,7 +290,23 @@ class Settings:
             self.dense_first_layer,
             None,
             self._options(),
+            self.total,
+            self.curve_shape,
         )
+
+    @property
+    def curve_shape(self) -> str | tuple[float, ...] | None:
+        """The shape of the curve: a name, or relative budgets along the run."""
+        if self.curve is None or self.curve in SHAPES:
+            return self.curve
+        try:
+            numbers = tuple(float(number) for number in self.curve.split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or not all(0 < number < math.inf for number in numbers):
+            must = f"must be {', '.join(SHAPES)}, or numbers above 0 with commas"
+            raise SettingError("curve", f"{must}, got {show(self.curve)}")
+        return numbers
 
     def find_preset(self) -> Preset | None:
         if self.preset is None and self.config is None:
@@ -377,10 +403,15 @@ def _describe(settings: Settings, method: Method) -> dict[str, Any]:
     else:
         attention = write_method(method)
     budget = settings.budget if settings.budget is not None else method.mean_budget
+    curve = schedule.curve
+    if curve is not None:  # what was asked for is the total
+        budget = None
     return {
         "method": inner.name,
         "options": dict(settings.options),
         "budget": None if budget is None else round(budget, 9),
+        "total": None if curve is None else curve.total,
+        "curve": None if curve is None else curve.words,
         "warmup_frac": None if isinstance(inner, Dense) else schedule.dense_steps,
         "dense_first_layer": None if isinstance(inner, Dense) else 0 in schedule.dense_layers,
         "attention": json.loads(json.dumps(attention)),
@@ -391,7 +422,17 @@ def dense_twin(settings: Settings) -> Settings:
     """The same run with dense attention, resolved."""
     bare: dict[str, Any] = {"method": "dense", "options": {}}
     bare |= dict.fromkeys(
-        ("preset", "config", "budget", "masks", "warmup_frac", "dense_first_layer", "attention")
+        (
+            "preset",
+            "config",
+            "budget",
+            "total",
+            "curve",
+            "masks",
+            "warmup_frac",
+            "dense_first_layer",
+            "attention",
+        )
     )
     twin = replace(settings, **bare)
     return replace(twin, **_describe(twin, twin.make_method()))

@@ -8,6 +8,7 @@ from typing import Any
 from jali.integration.config import BUDGET, WARMUP
 from jali.integration.models.preset import preset_for
 from jali.methods import METHODS, Dense, Method, Schedule, make_method
+from jali.planning.curve import Curve
 from jali.value import check_share, check_steps
 
 
@@ -18,19 +19,27 @@ def chosen_method(
     first_layer: bool | None,
     model: str | None,
     options: dict[str, Any],
+    total: float | None = None,
+    curve: str | tuple[float, ...] | None = None,
 ) -> Method:
     """The method of a run inside its schedule, as `apply_sparse_attention` would make it."""
     if budget is not None:
         check_share("mean_budget", budget)
+    if budget is not None and total is not None:
+        raise ValueError("mean_budget and total ask for the same in two ways: give one of them")
+    if curve is not None and total is None:
+        raise ValueError(f"curve={curve!r} spreads a total along the run: give total= too")
     if warmup is not None:
         check_steps("warmup_frac", warmup)
     by_name = isinstance(asked, str) and asked in METHODS
     if by_name:
         method = make_method(asked, **options)
-        if budget is None and not {"budget", "sparsity", "mask_ratios"} & set(options):
+        own = {"budget", "sparsity", "mask_ratios", "price"} & set(options)
+        if budget is None and total is None and not own:
             budget = None if isinstance(method, Dense) else BUDGET
-        warmup = WARMUP if warmup is None else warmup
-        first_layer = True if first_layer is None else first_layer
+        graded = total is not None and curve != "flat"  # brings its own dense steps
+        warmup = (0 if graded else WARMUP) if warmup is None else warmup
+        first_layer = not graded if first_layer is None else first_layer
     else:
         asked = preset_for(asked, model) if isinstance(asked, str) else asked
         found = asked if isinstance(asked, Method) else getattr(asked, "method", None)
@@ -42,8 +51,20 @@ def chosen_method(
     if budget is not None:
         method = method.with_budget(budget)
     if isinstance(method, Dense):
+        if total is not None:
+            raise ValueError(f"the method dense costs 1 of the work, not a total of {total:g}")
         return method
-    return with_schedule(method, warmup, first_layer)
+    method = with_schedule(method, warmup, first_layer)
+    return method if total is None else with_total(method, total, curve)
+
+
+def with_total(method: Method, total: float, curve: str | tuple[float, ...] | None) -> Method:
+    """The method with budgets that make a whole run cost `total`; its own curve unless one is
+    given, and one that falls where it has none."""
+    own = method if isinstance(method, Schedule) else Schedule(method)
+    known = own.curve or Curve(total)
+    made = replace(known, total=total, shape=curve or known.shape)
+    return replace(own, budgets=(), curve=made)
 
 
 def with_schedule(method: Method, warmup: float | int | None, first_layer: bool | None) -> Method:

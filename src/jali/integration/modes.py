@@ -75,6 +75,8 @@ def apply_sparse_attention(
     finite: str = "raise",
     unknown_masks: str = "raise",
     model: str | None = None,
+    total: float | None = None,
+    curve: str | tuple[float, ...] | None = None,
     **options: Any,
 ) -> Handle:
     """Make the self-attention of a pipeline, or of a bare transformer, sparse until `.remove()`.
@@ -93,6 +95,11 @@ def apply_sparse_attention(
         finite: "raise", "warn" or "off", when the output is not finite.
         unknown_masks: a mask that hides other things than keys cannot be kept by a plan: "raise"
             before the first step is done, or "dense" for such calls.
+        total: instead of a budget, the share of *all* attention work of a run, dense steps and
+            layers included. Budgets then fall along the run.
+        curve: how they do: "exponential" (the default) or "linear", from dense in the first step;
+            "flat" is one budget after the dense first steps and layer; or a tuple of relative
+            budgets along the run.
         model: the model of a preset that differs between models, where the pipeline is none of
             the registry's.
 
@@ -117,7 +124,9 @@ def apply_sparse_attention(
     layers = [self_attentions(module) for _, module in transformers]  # refused before any change
     if isinstance(method, str) and method not in METHODS:
         method = preset_for(method, model, pipe, transformers)
-    chosen = chosen_method(method, mean_budget, warmup_frac, dense_first_layer, model, options)
+    chosen = chosen_method(
+        method, mean_budget, warmup_frac, dense_first_layer, model, options, total, curve
+    )
     preset = method if isinstance(method, Preset) else None
     if preset is not None:
         check_preset(preset, pipe, transformers)
@@ -153,6 +162,8 @@ def sparse_processor_mode(
     finite: str = "raise",
     unknown_masks: str = "raise",
     model: str | None = None,
+    total: float | None = None,
+    curve: str | tuple[float, ...] | None = None,
     **options: Any,
 ) -> Iterator[Handle]:
     """A block in which a pipeline is sparse.
@@ -162,7 +173,8 @@ def sparse_processor_mode(
 
     Args:
         pipe: a diffusers pipeline, or a transformer.
-        mean_budget: asked share of the work.
+        mean_budget: asked share of the work of sparse calls; or
+        total: of all attention work of the run, spread along it by a `curve`.
         method: a method's name or a `Method`; or else
         preset: a preset's name or a `Preset`.
         options: these and all other arguments are those of `apply_sparse_attention`, which also
@@ -178,7 +190,8 @@ def sparse_processor_mode(
     handle = apply_sparse_attention(
         pipe, method if preset is None else preset, mean_budget=mean_budget, backend=backend,
         warmup_frac=warmup_frac, dense_first_layer=dense_first_layer, steps=steps, when=when,
-        finite=finite, unknown_masks=unknown_masks, model=model, **options,
+        finite=finite, unknown_masks=unknown_masks, model=model, total=total, curve=curve,
+        **options,
     )  # fmt: skip
     try:
         yield handle
@@ -227,5 +240,6 @@ def _needs_steps(method: Method) -> bool:
         any(isinstance(share, float) and share > 0 for share in shares)
         or bool(method.dense_last_steps)
         or bool(method.budgets)
+        or method.curve is not None
         or _needs_steps(method.inner)
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from jali.methods.method import Method, Query
+from jali.planning.curve import Curve
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
 from jali.tokens.grid import TokenGrid
@@ -28,9 +29,11 @@ class Schedule(Method):
         min_tokens: shorter sequences stay dense.
         budgets: budgets along the run, read by position, so the same tuple serves any number of
             steps; none is the method's own everywhere.
+        curve: instead of those, budgets that make the whole run cost a total.
 
     Example:
         >>> Schedule(Entropy(Budget(0.4)), dense_steps=0.2, dense_layers=(0,))
+        >>> Schedule(Entropy(), curve=Curve(0.4, "exponential"))
     """
 
     inner: Method
@@ -39,6 +42,7 @@ class Schedule(Method):
     dense_layers: tuple[int, ...] = ()
     min_tokens: int = 0
     budgets: tuple[float, ...] = ()
+    curve: Curve | None = None
 
     name: ClassVar[str] = "schedule"
 
@@ -55,21 +59,33 @@ class Schedule(Method):
                 raise TypeError(f"dense_layers are ints (-1 is the last layer), got {layer!r}")
         for budget in self.budgets:
             check_share("every one of budgets", budget)
+        if self.curve is not None and not isinstance(self.curve, Curve):
+            raise TypeError(f"curve must be a Curve, as in Curve(0.4), got {self.curve!r}")
+        if self.curve is not None and self.budgets:
+            raise ValueError("give a Schedule budgets or a curve, not both")
         _ = self._by_budget  # a method that cannot have one of them says so now
 
     def active(self, site: Site, tokens: int) -> bool:
         return self.why_dense(site, tokens) is None
 
     def why_dense(self, site: Site, tokens: int) -> str | None:
+        if tokens < self.min_tokens:
+            return f"fewer than {self.min_tokens} tokens"
+        if (why := self._why_always(site)) is not None:
+            return why
+        if self.curve is not None and self._curved(site)[site.step][site.layer] is None:
+            return f"budget 1 in step {site.step}"
+        return self.inner.why_dense(site, tokens)
+
+    def _why_always(self, site: Site) -> str | None:
+        """Why a call is dense whatever its budget."""
         if site.step < _count(self.dense_steps, site.steps):
             return "first steps"
         if site.step >= site.steps - _count(self.dense_last_steps, site.steps):
             return "last steps"
-        if tokens < self.min_tokens:
-            return f"fewer than {self.min_tokens} tokens"
         if site.layer in self.dense_layers or site.layer - site.layers in self.dense_layers:
             return f"layer {site.layer}"
-        return self.inner.why_dense(site, tokens)
+        return None
 
     def is_dense_throughout(self, steps: int) -> bool:
         """Whether not one of so many steps is sparse."""
@@ -79,6 +95,9 @@ class Schedule(Method):
 
     def at(self, site: Site) -> Method:
         inner = self.inner.at(site)
+        if self.curve is not None:
+            found = self._curved(site)[site.step][site.layer]
+            return inner if found is None else found
         if not self.budgets:
             return inner
         at = site.step * len(self.budgets) // site.steps
@@ -88,6 +107,33 @@ class Schedule(Method):
     def _by_budget(self) -> tuple[Method, ...]:
         """The method for each of the budgets: a model asks for the same ones in every layer."""
         return tuple(self.inner.with_budget(budget) for budget in self.budgets)
+
+    def _curved(self, site: Site) -> tuple[tuple[Method | None, ...], ...]:
+        """The method of every step and layer of a run like this one; None where it is dense."""
+        key = site.steps, site.layers
+        if key not in self._by_curve:
+            assert self.curve is not None
+
+            def dense(step: int, layer: int) -> bool:
+                return self._why_always(Site(step, site.steps, layer, site.layers)) is not None
+
+            table = self.curve.budgets(*key, dense)
+            methods = {
+                b: None if b >= 1 else self.inner.with_budget(b) for b in set(sum(table, ()))
+            }
+            self._by_curve[key] = tuple(tuple(methods[b] for b in row) for row in table)
+        return self._by_curve[key]
+
+    def check_total(self, steps: int) -> None:
+        """Refuse a total that so many steps cannot have, as far as that is known without a model:
+        dense layers are left out."""
+        if self.curve is not None:
+            bare = replace(self, dense_layers=(), curve=replace(self.curve, layers=()))
+            bare._curved(Site(steps=steps))
+
+    @functools.cached_property
+    def _by_curve(self) -> dict[tuple[int, int], tuple[tuple[Method | None, ...], ...]]:
+        return {}
 
     @property
     def base(self) -> Method:
@@ -100,6 +146,10 @@ class Schedule(Method):
     @property
     def ratios(self) -> tuple[int, ...]:
         return self.inner.ratios
+
+    @property
+    def tail(self) -> bool:
+        return self.inner.tail
 
     @property
     def token_order(self) -> Order:
@@ -116,11 +166,20 @@ class Schedule(Method):
 
     @property
     def mean_budget(self) -> float | None:
-        """Of the sparse calls."""
+        """Of the sparse calls; of a curve, as they are in a run of 50 steps and 30 layers."""
+        if self.curve is not None:
+            rows = self._curved(Site(steps=50, layers=len(self.curve.layers) or 30))
+            found = [m.mean_budget for row in rows for m in row if m is not None]
+            known = [budget for budget in found if budget is not None]
+            return sum(known) / len(known) if known and len(known) == len(found) else None
         return sum(self.budgets) / len(self.budgets) if self.budgets else self.inner.mean_budget
 
     def with_budget(self, mean: float) -> Schedule:
-        return replace(self, inner=self.inner.with_budget(mean), budgets=())
+        return replace(self, inner=self.inner.with_budget(mean), budgets=(), curve=None)
+
+    @property
+    def total(self) -> float | None:
+        return None if self.curve is None else self.curve.total
 
 
 def why_never_sparse(method: Method, steps: int) -> str | None:

@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NewType, NoReturn, Union
 
 from jali.planning.budget import Budget
+from jali.planning.curve import Curve
 from jali.tokens.order import FrameWindows, Gilbert, Order, Raster, Tiled
 from jali.value import suggest
 
@@ -205,6 +206,8 @@ def write(value: Any) -> Any:
         return value
     if isinstance(value, Budget):
         return dataclasses.asdict(value)
+    if isinstance(value, Curve):
+        return write_fields(value)
     if isinstance(value, Tiled):
         return {"tiled": list(value.window), "first_frame_last": value.first_frame_last}
     if isinstance(value, Mapping):
