@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jali import BlockPlan, Blocks, TokenGrid, block_layout
-from jali.kernels.lists import BlockList, StackedLists, StackedListsSpec
+from jali.kernels.lists import MEAN, BlockList, StackedLists, StackedListsSpec
 from jali.planning.plan import full_plan
 from jali.tokens.layout import BlockLayout
 
@@ -102,7 +104,7 @@ def test_lists_shared_between_heads() -> None:
 def test_from_levels_refuses_unknown_levels(bad: float) -> None:
     levels = torch.ones(1, 1, 2, 3, dtype=torch.float64 if isinstance(bad, float) else torch.int64)
     levels[0, 0, 1, 2] = bad
-    with pytest.raises(ValueError, match=f"levels are 0, 1, 2, 4 or 8, got .*{bad}"):
+    with pytest.raises(ValueError, match=rf"levels are 0, 1, 2, 4, 8 or MEAN \(254\), got .*{bad}"):
         BlockPlan.from_levels(levels, layout_of(2, 3))
 
 
@@ -194,3 +196,25 @@ def test_a_plan_is_shown_in_one_line_without_its_numbers() -> None:
     plan = BlockPlan(layout, (1, 8), given=lists, causal=True)
     assert plan.shape == (3, 12, 2, 3)
     assert repr(plan) == "BlockPlan(3×12 heads, 2×3 blocks of 128×64, ratios 1/8, causal)"
+
+
+def test_a_mean_is_that_of_the_block_it_stands_in() -> None:
+    # Cut, every part is read as one mean; joined, the finest part decides, and means become one.
+    layout = block_layout(TokenGrid.flat(64), blocks=Blocks(32, 16))
+    levels = torch.tensor([[MEAN, MEAN, 1, 0], [MEAN, 0, MEAN, 8]])[None, None]
+    plan = BlockPlan.from_levels(levels, layout)
+    assert plan.coarsen(Blocks(32, 32)).levels.tolist() == [[[[MEAN, 1], [MEAN, 8]]]]
+    cut = plan.coarsen(Blocks(32, 8)).levels[0, 0]
+    assert cut[0].tolist() == [MEAN] * 4 + [1, 1, 0, 0]
+    assert plan.pairs_read.tolist() == [[32 * (1 + 1 + 16) + 32 * (1 + 1 + 2)]]
+    assert "mean" in repr(plan)
+
+
+def test_a_tail_reads_what_was_skipped() -> None:
+    layout = block_layout(TokenGrid.flat(64), blocks=Blocks(32, 16))
+    levels = torch.tensor([[1, 0, 0, 2], [0, 1, 0, 0]])[None, None]
+    tailed = BlockPlan.from_levels(levels, layout).with_tail()
+    assert tailed.levels.tolist() == [[[[1, MEAN, MEAN, 2], [MEAN, 1, MEAN, MEAN]]]]
+    assert tailed.ratios == (1, 2, MEAN)
+    with pytest.raises(ValueError, match="cannot be causal"):
+        replace(tailed, causal=True).with_tail()

@@ -25,13 +25,16 @@ from jali.methods import Method as Method
 from jali.methods import Psa as Psa
 from jali.methods import Query as Query
 from jali.methods import Random as Random
+from jali.methods import RateDistortion as RateDistortion
 from jali.methods import RfV2 as RfV2
 from jali.methods import Schedule as Schedule
 from jali.methods import Scored as Scored
 from jali.methods import make_method as make_method
 from jali.planning.budget import Budget as Budget
+from jali.planning.curve import Curve as Curve
 from jali.planning.plan import BlockPlan as BlockPlan
 from jali.planning.site import Site as Site
+from jali.planning.tables import Tables as Tables
 from jali.presets import Preset as Preset
 from jali.presets import load_preset as load_preset
 from jali.presets import presets as presets

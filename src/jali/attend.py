@@ -23,6 +23,7 @@ from jali.checks import Call, check_call, check_padding, check_tensors
 from jali.methods import Dense, Method, Query, make_method
 from jali.planning.plan import BlockPlan, full_plan
 from jali.planning.site import Site
+from jali.planning.tables import Tables
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
 from jali.tokens.padding import KeyPadding
@@ -44,6 +45,7 @@ class Attended:
     plan: BlockPlan | None = None
     executed: BlockPlan | None = None
     backend: str = "stock"
+    planning: float = 0.0  # the arithmetic of the plan, as a share of dense attention's
 
     @functools.cached_property
     def lse(self) -> Tensor | None:
@@ -69,6 +71,7 @@ def attend(
     key_mask: Tensor | None = None,
     causal: bool = False,
     lse: bool = False,
+    tables: Tables | None = None,
 ) -> Attended:
     """Attention of q [B, H, Sq, D] over k and v [B, Hkv, Sk, D], sparse by a method.
 
@@ -88,6 +91,7 @@ def attend(
         key_mask: bool [B, Sk], True where a key is real; one of the two.
         causal: hide keys after a query.
         lse: also of a dense call the log-sum-exp; sparse calls always have it.
+        tables: what `rd` keeps from one step to the next; None plans every call anew.
 
     Returns:
         `Attended`: `.out` like q, `.plan`, `.executed`, `.backend`, `.lse` fp32 [B, H, Sq].
@@ -110,7 +114,7 @@ def attend(
     call = check_call(q, k, v, method, grid, key_grid, offset, scale, padding, causal)
     if not method.active(site, call.q_grid.tokens):
         return attend_densely(q, k, v, call, backend, lse)
-    return prepare(call, method.at(site), backend).run(q, k, v, site)
+    return prepare(call, method.at(site), backend).run(q, k, v, site, tables)
 
 
 class PreparedCall(NamedTuple):
@@ -127,7 +131,7 @@ class PreparedCall(NamedTuple):
     padding: KeyPadding | None  # in the layout's order
 
     def query(
-        self, q: Tensor, k: Tensor, v: Tensor, site: Site
+        self, q: Tensor, k: Tensor, v: Tensor, site: Site, tables: Tables | None = None
     ) -> tuple[Query, Callable[[], Tensor]]:
         """What the method gets to see, and the values, both in the layout's order."""
         q, k, values = self.layout.arrange(q, k, v)
@@ -135,27 +139,35 @@ class PreparedCall(NamedTuple):
         query = Query(q, k, self.layout, site, call.scale, self.padding, call.task.causal)
         if self.method.needs_values:
             v = values()
-            return query._replace(v=v), lambda: v
+            return query._replace(v=v, tables=tables), lambda: v
         return query, values
 
     def plan(self, query: Query) -> tuple[BlockPlan, BlockPlan]:
         """Which blocks the method wants read, and the same on the backend's own blocks."""
         plan = self.method.plan(query)
+        if self.method.tail:
+            plan = plan.with_tail()
         if self.padding is not None:
             plan = replace(plan, padding=self.padding)  # what is not real costs nothing
         return plan, plan.coarsen(self.blocks)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, site: Site) -> Attended:
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, site: Site, tables: Tables | None = None
+    ) -> Attended:
         """Rearrange, plan, attend, and put the result into the caller's order."""
-        query, values = self.query(q, k, v, site)
+        query, values = self.query(q, k, v, site, tables)
+        made = None if tables is None else tables.made
         plan, executed = self.plan(query)
+        kept = self.method.keeps_tables and tables is not None and tables.made == made
+        planning = 0.0 if kept else self.method.planning_share(self.layout)
         # A rearranged copy has no other use than to hold the result.
         out_buffer = None if self.layout.q.index is None else query.q
         out, lse = self.backend.attend(
             query.q, query.k, values(), executed, query.scale, self.padding, out_buffer
         )
         del query, values, out_buffer  # copies that must not lie beside the result's own
-        return Attended(self.layout.q.restore(out), lse, plan, executed, self.backend.name)
+        out = self.layout.q.restore(out)
+        return Attended(out, lse, plan, executed, self.backend.name, planning)
 
 
 def prepare(call: Call, method: Method, backend: str) -> PreparedCall:

@@ -61,6 +61,8 @@ def check_call(
             f"got {offset}"
         )
     if causal and not method.can_be_causal:
+        if method.tail:
+            raise ValueError("a tail cannot be causal: the mean of a block holds keys to come")
         raise ValueError(
             f"{method.name} cannot be causal: its blocks are not in sequence order; "
             f"use entropy, ada_bsa or dense"
@@ -69,7 +71,7 @@ def check_call(
         raise ValueError("causal attention with padded keys is not supported; drop the padding")
     kind = None if padding is None else padding.kind
     q_grid, k_grid, task = _facts(
-        q.device, q.dtype, q.shape, k.shape, q_grid, k_grid, method.ratios, kind, causal,
+        q.device, q.dtype, q.shape, k.shape, q_grid, k_grid, method.executed_ratios, kind, causal,
         sparse=not isinstance(method, Dense),
     )  # fmt: skip
     if causal and offset is None and k_grid not in (None, q_grid):

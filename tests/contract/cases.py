@@ -11,6 +11,7 @@ from jali import (
     AdaBsa,
     Box,
     Budget,
+    Curve,
     Dense,
     Entropy,
     Gilbert,
@@ -19,6 +20,7 @@ from jali import (
     Psa,
     Random,
     Raster,
+    RateDistortion,
     RfV2,
     Schedule,
     Text,
@@ -64,8 +66,18 @@ VARIANTS: dict[str, Method] = {
     "ada_bsa": AdaBsa(0.6, block_size=16),
     "ada_bsa_cdf": AdaBsa(0.2, 0.6, keep_sink=False, keep_recent=False, block_size=16),
     "ada_bsa_compat": AdaBsa(0.5, 0.7, block_size=16, compat=True),
+    "rd": RateDistortion(0.3, samples=3, q_block=32, k_block=16),
+    "rd_few": RateDistortion(
+        0.2, levels=(4, "mean"), q_block=16, k_block=32, order=Tiled((2, 4, 4))
+    ),
+    "rd_price": RateDistortion(price=0.01, keep=0, q_block=32, k_block=24, levels=(8, "skip")),
+    "entropy_tail": Entropy(Budget(0.2), q_block=32, k_block=16, tail=True),
+    "psa_tail": Psa(q_block=32, k_block=16, tail=True),
+    "rf_v2_tail": RfV2(0.8, block_size=48, tail=True),
+    "ada_bsa_tail": AdaBsa(0.6, block_size=24, tail=True),
     "random": Random(Budget(0.3), q_block=32, k_block=16),
     "local": Local(Budget(0.3), q_block=32, k_block=16, window=(2, 4, 4)),
+    "graded": Schedule(Entropy(q_block=32, k_block=16), curve=Curve(0.5, "flat")),
     "schedule": Schedule(Entropy(Budget(0.4), q_block=32, k_block=16), min_tokens=2),
 }  # fmt: skip
 

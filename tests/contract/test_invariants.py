@@ -99,7 +99,7 @@ def test_same_inputs_same_plan_whatever_came_before(method: str) -> None:
     assert torch.equal(first.out, again.out)
 
 
-@pytest.mark.parametrize("method", SPARSE)
+@pytest.mark.parametrize("method", [m for m in SPARSE if not METHODS[m].needs_values])
 def test_values_do_not_move_the_plan(method: str) -> None:
     q, k, v = tensors(360)
     grid = TokenGrid.video(4, 9, 10)
@@ -114,10 +114,11 @@ def test_plans_say_what_they_contain(method: str) -> None:
     plan = planned(method).plan
     assert plan is not None
     found = set(plan.levels.unique().tolist()) - {0}
-    assert found <= set(plan.ratios) == set(METHODS[method].ratios)
+    assert found <= set(plan.ratios) == set(METHODS[method].executed_ratios)
     assert plan.levels.dtype == torch.uint8
     assert (plan.levels != 0).any(-1).all()
-    if method not in ("psa_step", "rf_v2_compat"):
+    reads_all = METHODS[method].tail or method in ("psa_step", "rf_v2_compat", "rd_few")
+    if not reads_all:
         assert plan.density < 1, "nothing was skipped: the case is too small to test anything"
 
 

@@ -25,6 +25,7 @@ from jali import BlockPlan, Box, Site, Text, TokenGrid, attend
 from jali.attend import Attended
 from jali.backends import BACKENDS, Reference, Task, choose
 from jali.checks import check_call, check_padding
+from jali.kernels.lists import MEAN
 from jali.planning.plan import full_plan
 from jali.tokens.layout import Blocks, block_layout
 from jali.tokens.padding import KeyPadding
@@ -289,8 +290,8 @@ def test_any_plan(device: str, backend: str, data: st.DataObject, seed: int) -> 
     )  # fmt: skip
     make = torch.Generator().manual_seed(seed)
     shape = (data.draw(st.sampled_from([1, 2])), data.draw(st.sampled_from([1, 4])))
-    levels = torch.tensor([0, 0, 1, 2, 4, 8])[
-        torch.randint(0, 6, (*shape, layout.M, layout.N), generator=make)
+    levels = torch.tensor([0, 0, 1, 2, 4, 8, MEAN])[
+        torch.randint(0, 7, (*shape, layout.M, layout.N), generator=make)
     ]
     levels[..., 0] = torch.where((levels == 0).all(-1), 1, levels[..., 0])
     plan = BlockPlan.from_levels(levels, layout, causal)

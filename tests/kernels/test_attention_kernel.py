@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from jali.kernels.attention import Config, block_sparse_attention, default_config
 from jali.kernels.list_view import list_views, lists_spec
-from jali.kernels.lists import StackedLists, StackedListsSpec
+from jali.kernels.lists import MEAN, StackedLists, StackedListsSpec
 from jali.kernels.page_table import page_table_launch
 from jali.kernels.pooling import make_sections
 
@@ -75,8 +75,9 @@ def reference(q, k, v, levels, q_block, k_block, scale, lengths=None) -> tuple[T
             for n, ratio in enumerate(levels[b, h, m].tolist()):
                 if ratio:
                     stop = min((n + 1) * k_block, length)
-                    for start in range(n * k_block, stop, ratio):
-                        parts.append((start, min(start + ratio, stop)))
+                    size = k_block if ratio == MEAN else ratio
+                    for start in range(n * k_block, stop, size):
+                        parts.append((start, min(start + size, stop)))
             if not parts:
                 continue
             count = torch.tensor([float(stop - start) for start, stop in parts])
@@ -112,6 +113,7 @@ def blocks(seq: int, block: int) -> int:
 
 
 SUBSETS = [s for n in range(1, 5) for s in itertools.combinations((1, 2, 4, 8), n)]
+SUBSETS += [(MEAN,), (1, MEAN), (2, 8, MEAN), (1, 2, 4, 8, MEAN)]
 
 
 @pytest.mark.parametrize("ratios", SUBSETS, ids=str)
@@ -126,7 +128,7 @@ def test_all_level_subsets(ratios):
     [(64, 32), (64, 128), (128, 64), (192, 96), (192, 128), (256, 32), (256, 64)],
 )
 def test_blocks(q_block, k_block):
-    ratios = (1, 2, 8)
+    ratios = (1, 2, 8, MEAN)
     q, k, v = make_qkv(1, 1, 1, 300, 401, 16)
     levels = make_levels((1, 1, blocks(300, q_block), blocks(401, k_block)), ratios, seed=k_block)
     check(q, k, v, levels, ratios, q_block, k_block)
@@ -146,7 +148,7 @@ def test_head_dims(dim):
     check(q, k, v, make_levels((1, 2, 2, 4), (1, 2)), (1, 2), 128, 64)
 
 
-@pytest.mark.parametrize("ratios", [(1,), (2, 8), (1, 2, 4, 8)], ids=str)
+@pytest.mark.parametrize("ratios", [(1,), (2, 8), (1, MEAN), (1, 2, 4, 8)], ids=str)
 @pytest.mark.parametrize("block_n", [32, 64, 128])
 def test_key_lengths(ratios, block_n):
     lengths = [0, 77, 260]
@@ -178,7 +180,7 @@ def test_lists_may_broadcast_differently():
     torch.testing.assert_close(lse.cpu(), want_lse, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("ratios", [(1,), (8,), (1, 8)], ids=str)
+@pytest.mark.parametrize("ratios", [(1,), (8,), (MEAN,), (1, 8)], ids=str)
 def test_rows_that_read_nothing(ratios):
     q, k, v = make_qkv(1, 2, 2, 128, 128, 16)
     levels = make_levels((1, 2, 2, 2), ratios)
@@ -336,3 +338,21 @@ def test_what_cannot_be_added_to_is_refused(out, lse, message):
     add_to = torch.empty(out, device=DEVICE), torch.empty(lse, device=DEVICE)
     with pytest.raises(ValueError, match=message):
         block_sparse_attention(q, k, v, lists, 64, 64, 1.0, add_to=add_to)
+
+
+def test_a_mean_of_many_blocks_and_heads_that_share_keys():
+    # More means than a tile holds, and blocks of a size that no ratio divides.
+    q, k, v = make_qkv(2, 4, 2, 100, 80 * 48 + 5, 32)
+    levels = make_levels((2, 4, 2, 81), (1, MEAN), seed=4)
+    check(q, k, v, levels, (1, MEAN), 64, 48)
+
+
+def test_means_add_to_an_attention_over_other_blocks():
+    q, k, v = make_qkv(1, 2, 2, 100, 300, 32)
+    levels = make_levels((1, 2, 2, 5), (1, 8, MEAN), seed=5)
+    lists = make_lists(levels, (1, 8, MEAN))
+    whole = block_sparse_attention(q, k, v, lists, 64, 64, 0.25)
+    first = block_sparse_attention(q, k, v, lists, 64, 64, 0.25, ratios=(1,))
+    both = block_sparse_attention(q, k, v, lists, 64, 64, 0.25, ratios=(8, MEAN), add_to=first)
+    for got, want in zip(both, whole, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)

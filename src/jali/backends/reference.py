@@ -10,6 +10,7 @@ from torch import Tensor
 
 from jali.backends.backend import Backend, Task
 from jali.backends.pyramid import pool
+from jali.kernels.lists import group_size
 from jali.planning.plan import BlockPlan
 from jali.tokens.padding import KeyPadding
 
@@ -37,12 +38,13 @@ class Reference(Backend):
         k, v = (x.to(dtype).repeat_interleave(share, dim=1) for x in (k, v))
         levels = token_levels(plan)
         logits, values = [], []
-        for ratio in plan.ratios:
+        for level in plan.ratios:
+            ratio = group_size(level, plan.blocks.k)
             keys, means, log_count = pool(k, v, ratio, padding)
             logit = queries @ keys.transpose(-1, -2) * scale + log_count[:, None, None]
             if plan.causal:
                 logit = logit.masked_fill(_after(plan, ratio, q.device), -torch.inf)
-            read = levels[..., ::ratio] == ratio
+            read = levels[..., ::ratio] == level
             logits.append(logit.masked_fill(~read, -torch.inf))
             values.append(means)
         logit = torch.cat(logits, dim=-1)

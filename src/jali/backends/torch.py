@@ -22,6 +22,7 @@ from torch import Tensor
 
 from jali.backends.backend import Backend, Task
 from jali.backends.pyramid import pool
+from jali.kernels.lists import group_size
 from jali.planning.plan import BlockPlan
 from jali.tokens.order import Index
 from jali.tokens.padding import KeyPadding
@@ -95,7 +96,7 @@ def _attend_heads(
         k, v = padding.zeroed(k), padding.zeroed(v)
     largest = _largest(v)
     unshifted &= ORDINARY[0] < largest < ORDINARY[1] or largest == 0
-    levels = [_Level.of(k, v, ratio, plan, heads, padding) for ratio in plan.ratios]
+    levels = [_Level.of(k, v, level, plan, heads, padding) for level in plan.ratios]
     B, H, Sq, _ = q.shape
     block = plan.blocks.q
     for rows in _chunks(levels, (B, H, plan.layout.M), Sq % block > 0, block, scratch.size):
@@ -292,9 +293,10 @@ class _Level:
 
     @classmethod
     def of(
-        cls, k: Tensor, v: Tensor, ratio: int, plan: BlockPlan, heads: slice,
+        cls, k: Tensor, v: Tensor, level: int, plan: BlockPlan, heads: slice,
         padding: KeyPadding | None,
     ) -> _Level:  # fmt: skip
+        ratio = group_size(level, plan.blocks.k)
         N, rows = plan.layout.N, plan.blocks.k // ratio
         keys, values, log_count = pool(k, v, ratio, padding)
         missing = N * rows - keys.shape[2]
@@ -304,7 +306,7 @@ class _Level:
         keys = keys.reshape(-1, rows, keys.shape[-1])
         values = F.pad(values, (0, 1, 0, missing), value=1.0).view(-1, rows, values.shape[-1] + 1)
         log_count = F.pad(log_count, (0, missing), value=-torch.inf).unflatten(1, (N, rows))
-        listed = plan.lists[ratio]
+        listed = plan.lists[level]
         bias = None if plain else log_count
         counts, indices = (
             x if x.shape[1] == 1 else x[:, heads] for x in (listed.counts, listed.indices)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jali.integration import operator
 from jali.integration.families import Family
-from jali.methods import Entropy, Method, Schedule
+from jali.methods import Entropy, Method, RateDistortion, Schedule
 from jali.planning.budget import entropy_of, share_blocks
 from jali.tokens.grid import Text, TokenGrid
 from jali.tokens.layout import BlockLayout
@@ -128,11 +128,29 @@ class EntropyAcrossRanks(Entropy):
         return keep[:, ranks.rank * heads : (ranks.rank + 1) * heads]
 
 
+@dataclass(frozen=True)
+class RateDistortionAcrossRanks(RateDistortion):
+    """Rate–distortion with one price for the heads of all ranks, as one rank would have."""
+
+    ranks: Ranks | None = field(default=None, kw_only=True)
+
+    def sum_over_ranks(self, work: Tensor) -> Tensor:
+        assert self.ranks is not None
+        work = work.contiguous()
+        dist.all_reduce(work, group=self.ranks.group)
+        return work
+
+
 def across_ranks(method: Method, ranks: Ranks) -> Method:
     """The method that plans for this rank's heads as it would plan for all of them."""
     if isinstance(method, Schedule):
         return replace(method, inner=across_ranks(method.inner, ranks))
     if type(method) is Entropy:
-        own = {f.name: getattr(method, f.name) for f in fields(method)}
-        return EntropyAcrossRanks(**own, ranks=ranks)
+        return EntropyAcrossRanks(**_options(method), ranks=ranks)
+    if type(method) is RateDistortion:
+        return RateDistortionAcrossRanks(**_options(method), ranks=ranks)
     return method.for_rank(ranks.rank, ranks.count)
+
+
+def _options(method: Any) -> dict[str, Any]:
+    return {f.name: getattr(method, f.name) for f in fields(method)}

@@ -26,6 +26,7 @@ from jali.methods import Dense, FastestDense, Method
 from jali.methods.schedule import why_never_sparse
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
+from jali.planning.tables import Tables
 from jali.presets import Preset
 from jali.tokens.grid import TokenGrid
 from jali.tokens.heads import heads_first, heads_last
@@ -67,6 +68,7 @@ class Run:
         self._speedups: dict[tuple[Any, ...], float | None] = {}
         self._shape: tuple[Any, ...] | None = None
         self._times = Stopwatch()
+        self.tables = Tables()
 
     def choose_dense_backend(self, backend: Any) -> None:
         """The user names a diffusers backend while the run is on: it does the dense calls."""
@@ -146,6 +148,7 @@ class Run:
     def _restart(self) -> None:
         self.records = CallLog()
         self._ended = False
+        self.tables.clear()
         self._times = Stopwatch()
         for transformer in self.transformers:
             transformer.call = None
@@ -185,13 +188,15 @@ class Run:
                 if order is not None:
                     q, k, v = (x.index_select(1, order) for x in (q, k, v))
                 q, k, v = heads_first(q), heads_first(k), heads_first(v)
-                result = prepared.run(q, k, v, site)
+                result = prepared.run(q, k, v, site, self.tables)
                 if self.watch is not None:
                     seen = prepared.call.q_grid, q, k, v, prepared.call.padding, scale, result
                     self.watch(AttentionCall(here.name, site, *seen))
                 out = heads_last(result.out)
                 keys = k.shape[2], prepared.padding
-                self._record(here, site, out, result.backend, None, keys, result.executed)
+                self._record(
+                    here, site, out, result.backend, None, keys, result.executed, result.planning
+                )
                 return out if order is None else out.index_select(1, order.argsort())
             why = prepared
         if reading.problem or self.dense_backend is not None:
@@ -277,7 +282,7 @@ class Run:
         B, S, H, D = q.shape
         key = (here.index, B, S, H, D, q.device)
         if key not in self._speedups:
-            task = Task(q.device, q.dtype, D, H, H, S, S, self.method.ratios)
+            task = Task(q.device, q.dtype, D, H, H, S, S, self.method.executed_ratios)
             self._speedups[key] = forecast.attention_speedup(
                 heads=B * H, head_dim=D, tokens=S, cost=self.budget, device=q.device,
                 backend=choose(self.backend, task).name,
@@ -306,6 +311,7 @@ class Run:
     def _record(
         self, here: RunTransformer, site: Site, out: Tensor, backend: str,
         why: str | None, keys: tuple[int, KeyPadding | None], ran: BlockPlan | None = None,
+        planning: float = 0.0,
     ) -> None:  # fmt: skip
         samples, tokens, heads, head_dim = out.shape
         read = None if ran is None else ran.pairs_read
@@ -317,7 +323,7 @@ class Run:
         self.records.append(
             CallRecord(
                 here.name, site.layer, site.step, site.branch, tokens, backend, why, read, total,
-                samples, heads, head_dim, real,
+                samples, heads, head_dim, real, planning,
             )
         )  # fmt: skip
 
@@ -337,7 +343,8 @@ class Run:
             rows=self.records.rows(),
             measured=None if isinstance(gain, str) else gain,
             why_not_measured=gain if isinstance(gain, str) else "",
-            notes=(*sorted(self.clock.said), *self.left_out),
+            notes=(*sorted(self.clock.said), *self.left_out, *self._kept_tables()),
+            total=self.method.total,
             seconds=self._times.total(),
             older=self.records.older,
         )
@@ -345,6 +352,10 @@ class Run:
         if stats.older.calls:
             notes = (*notes, f"rows are of the latest {len(stats.rows)} calls, sums of all")
         return replace(stats, predicted=self._predicted(stats), notes=notes)
+
+    def _kept_tables(self) -> list[str]:
+        size = self.tables.bytes / 2**20
+        return [f"error tables hold {size:.0f} MB"] if size >= 1 else []
 
     def summary(self) -> str:
         """The latest generation in one line. Waits for the device."""

@@ -30,6 +30,7 @@ class CallRecord(NamedTuple):
     heads: int = 1
     head_dim: int = 1
     keys: int | Tensor = 0  # real ones of all samples together
+    planning: float = 0.0  # as a share of the dense call
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,14 @@ class CallRow:
     cost: float
     heads: tuple[float, ...] = ()
     dense_work: float = 1.0
+    planning: float = 0.0  # the arithmetic of its plan, a share of the dense call's
 
 
 @dataclass(frozen=True, slots=True)
 class CallSums:
     """Sums over attention calls, of which every mean is made: how many there were, their dense
-    work, and the part of it that was done; of all, and of the sparse ones."""
+    work, and the part of it that was done; of all, and of the sparse ones; and what planning took.
+    """
 
     calls: int = 0
     work: float = 0.0
@@ -64,13 +67,15 @@ class CallSums:
     sparse_work: float = 0.0
     sparse_done: float = 0.0
     dense: Mapping[str, int] = field(default_factory=dict)  # calls by the reason why they were
+    planned: float = 0.0
 
     @classmethod
     def of(cls, rows: Iterable[CallRow]) -> CallSums:
         rows = list(rows)
         sparse = [row for row in rows if row.reason is None]
         reasons = Counter(row.reason for row in rows if row.reason is not None)
-        return cls(*_sums(rows), *_sums(sparse), dict(reasons))
+        planned = sum(row.planning * row.dense_work for row in sparse)
+        return cls(*_sums(rows), *_sums(sparse), dict(reasons), planned)
 
     def __add__(self, other: CallSums) -> CallSums:
         return CallSums(
@@ -81,6 +86,7 @@ class CallSums:
             self.sparse_work + other.sparse_work,
             self.sparse_done + other.sparse_done,
             dict(Counter(self.dense) + Counter(other.dense)),
+            self.planned + other.planned,
         )
 
 
@@ -111,6 +117,7 @@ class Stats:
     seconds: float | None = None
     why_not_measured: str = ""
     older: CallSums = CallSums()  # calls that have no row any more
+    total: float | None = None  # the asked share of all work, where it was asked that way
 
     @property
     def sums(self) -> CallSums:
@@ -123,6 +130,12 @@ class Stats:
         skipped was no call, and is on neither side."""
         sums = self.sums
         return sums.done / sums.work if sums.work else 1.0
+
+    @property
+    def planning(self) -> float:
+        """The arithmetic of all plans, as a share of the dense work of all calls; not in `cost`."""
+        sums = self.sums
+        return sums.planned / sums.work if sums.work else 0.0
 
     @property
     def sparse_cost(self) -> float | None:
@@ -147,6 +160,8 @@ class Stats:
     def line(self) -> str:
         """Everything in one line."""
         asked = "" if self.budget is None else f" asked {self.budget:.2f},"
+        if self.total is not None:
+            asked = f" asked {self.total:.2f} in total,"
         sums = self.sums
         parts = [f"{self.method}:{asked} cost {self.cost:.3f}"]
         if sums.sparse_calls:
@@ -154,6 +169,8 @@ class Stats:
             parts.extend(self._speedups())
         else:
             parts[0] += f" (none of {sums.calls} calls was sparse)"
+        if sums.planned:
+            parts[0] += f", planning {self.planning:.3f}"
         if sums.dense:
             counts = ", ".join(f"{n} × {reason}" for reason, n in sums.dense.items())
             parts.append(f"dense: {counts}")
@@ -231,7 +248,8 @@ def _row(record: CallRecord, numbers: Iterator[float]) -> CallRow:
         all_samples = [sum(own) * record.samples / len(read) for own in zip(*read, strict=True)]
         heads = [all_samples[i % len(all_samples)] / max(dense, 1) for i in range(record.heads)]
     work = dense * record.heads * record.head_dim
-    return CallRow(*record[:7], sum(heads) / len(heads), tuple(heads), float(work))
+    cost = sum(heads) / len(heads)
+    return CallRow(*record[:7], cost, tuple(heads), float(work), record.planning)
 
 
 def first_not_finite(records: list[CallRecord]) -> CallRecord | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from jali.kernels.lists import Lists
+from jali.kernels.lists import MEAN, Lists
 
 from .attention_kernel import attention_kernel
 from .descriptor import DescriptorTemplate, MatrixView, matrix_view
@@ -19,6 +19,7 @@ from .launch import Launch, TensorSpec, capability, spec_of
 from .list_view import NO_LIST, ListsSpec, ListView, list_tensors, list_views, lists_spec
 from .page_table import PageTableLaunch, page_table_launch
 from .pooling import RATIOS, PoolLaunch, pool_launch
+from .score_means import block_means
 from .score_tiles import cdiv, power_of_two, precision
 
 _LOG2_E = math.log2(math.e)
@@ -123,7 +124,7 @@ def _check(
         raise ValueError("no list of key blocks given")
     rows = cdiv(seq_q, q_block)
     for ratio, view in lists.items():
-        if ratio != 1 and (ratio not in RATIOS or k_block % ratio):
+        if ratio not in (1, MEAN) and (ratio not in RATIOS or k_block % ratio):
             raise ValueError(f"ratio {ratio} must be 1 or one of {RATIOS} and divide {k_block}")
         some_batch, some_heads, some_rows, _ = view.shape
         fits = some_batch in (1, batch) and some_heads in (1, heads) and some_rows == rows
@@ -164,9 +165,9 @@ def block_sparse_attention(
     """Attend from q [B, H, Sq, D] to the key blocks of k, v [B, Hkv, Sk, D] that `lists` names.
 
     `ratios` says which of the lists are read (None: all). Ratio 1 reads the keys themselves; ratios
-    2, 4, 8 read means of that many keys, each weighing as many keys as it stands for: logit =
-    q·k̄·scale + ln(real keys behind k̄). One softmax runs over all of them. Keys at or beyond
-    key_length[b] (int32 [B] on the device) do not exist.
+    2, 4, 8 read means of that many keys, and MEAN a block as one, each weighing as many keys as it
+    stands for: logit = q·k̄·scale + ln(real keys behind k̄). One softmax runs over all of them. Keys
+    at or beyond key_length[b] (int32 [B] on the device) do not exist.
 
     Returns out, q's dtype and memory order, and the natural log-sum-exp, fp32 [B, H, Sq]. A row
     without any real key gives 0 and -inf. Never waits for the device.
@@ -194,10 +195,14 @@ def block_sparse_attention(
         k_matrix, v_matrix = call.kv_tiles[0].bind(k), call.kv_tiles[1].bind(v)
     full: tuple[Tensor | None, ...] = list_tensors(lists, 1) if call.has_full else (None, None)
     pooled: tuple[Tensor | None, ...] = (None, None, None)
+    means: tuple[Tensor | None, ...] = (None, None, None, None)
+    if call.has_means:
+        blocks = (block_means(x, k_block, key_length) for x in (k, v))
+        means = *list_tensors(lists, MEAN), *blocks
     if call.pool is not None and call.pages is not None:
         pooled = call.pages(lists, key_length), *call.pool(k, v, key_length)
     call.launch(
-        q, k, v, q_matrix, k_matrix, v_matrix, out, lse, *full, *pooled, key_length
+        q, k, v, q_matrix, k_matrix, v_matrix, out, lse, *full, *pooled, *means, key_length
     )  # fmt: skip
     return out, lse
 
@@ -209,6 +214,7 @@ class _AttentionLaunches(NamedTuple):
     out: tuple[int, ...]
     swapped: bool
     has_full: bool
+    has_means: bool
     pool: PoolLaunch | None
     pages: PageTableLaunch | None
     q_tiles: DescriptorTemplate | None
@@ -233,13 +239,13 @@ def _prepare(
         _check_add_to(q, add_to)
         out_stride = add_to[1][:3]
     pool, pages = None, None
-    pooled = tuple(sorted((ratio, view) for ratio, view in of.items() if ratio != 1))
+    pooled = tuple(sorted((ratio, view) for ratio, view in of.items() if ratio in RATIOS))
     if pooled:
         pool = pool_launch(k, v, tuple(ratio for ratio, _ in pooled), key_length is not None)
         lengths = None if key_length is None else key_length.shape[0]
         pages = page_table_launch(pooled, pool.sections, k_block, cfg.pool_n, k.shape[2], lengths)
     launch = _launch(
-        q, k, v, out_stride, of.get(1), pool, pages, q_block, k_block, scale,
+        q, k, v, out_stride, of.get(1), of.get(MEAN), pool, pages, q_block, k_block, scale,
         key_length is not None, add_to is not None, cfg, views,
     )  # fmt: skip
     q_tiles, kv_tiles = None, None
@@ -249,7 +255,9 @@ def _prepare(
             k_tiles, v_tiles = (view.template(cfg.block_n, dim, q.dtype) for view in views[1:])
             kv_tiles = k_tiles, v_tiles
     memory = (batch, seq, heads, dim) if swapped else (batch, heads, seq, dim)
-    return _AttentionLaunches(memory, swapped, 1 in of, pool, pages, q_tiles, kv_tiles, launch)
+    return _AttentionLaunches(
+        memory, swapped, 1 in of, MEAN in of, pool, pages, q_tiles, kv_tiles, launch
+    )
 
 
 _Shape = tuple[int, ...]
@@ -276,8 +284,8 @@ def _check_add_to(q: TensorSpec, add_to: _OutputSpec) -> None:
 
 def _launch(
     q: TensorSpec, k: TensorSpec, v: TensorSpec, out_stride: tuple[int, ...], full: ListView | None,
-    pool: PoolLaunch | None, pages: PageTableLaunch | None, q_block: int, k_block: int,
-    scale: float, has_length: bool, add_to: bool, cfg: Config, views: _Views | None,
+    means: ListView | None, pool: PoolLaunch | None, pages: PageTableLaunch | None, q_block: int,
+    k_block: int, scale: float, has_length: bool, add_to: bool, cfg: Config, views: _Views | None,
 ) -> Launch:  # fmt: skip
     batch, heads, seq_q, dim = q.shape
     heads_kv, seq_k = k.shape[1:3]
@@ -298,7 +306,8 @@ def _launch(
         view_strides = tuple(n for view in views for n in (view.row_b, view.row_h, view.col_h))
     numbers = (
         *q.stride[:3], *k.stride[:3], *v.stride[:3], *out_stride,
-        *(NO_LIST if full is None else full.numbers), *pool_numbers, *view_strides,
+        *(NO_LIST if full is None else full.numbers), *pool_numbers,
+        *(NO_LIST if means is None else means.numbers), *view_strides,
         seq_q, seq_k, scale * _LOG2_E,
     )  # fmt: skip
     constants: dict[str, Any] = {
@@ -315,6 +324,7 @@ def _launch(
         "POOL_STAGES": cfg.pool_stages,
         "HAS_FULL": full is not None,
         "HAS_POOLED": pages is not None,
+        "HAS_MEANS": means is not None,
         "EVEN": not has_length and seq_k % k_block == 0,
         "HAS_LENGTH": has_length,
         "ADD_TO": add_to,

@@ -60,16 +60,17 @@ def _gather(
 @triton.jit
 def attention_kernel(
     Q, K, V, Q_DESC, K_DESC, V_DESC, OUT, LSE,
-    COUNT, INDEX, PAGES, POOLED, BIAS, LENGTH,
+    COUNT, INDEX, PAGES, POOLED, BIAS, MEAN_COUNT, MEAN_INDEX, MEAN_K, MEAN_V, LENGTH,
     qb, qh, qs, kb, kh, ks, vb, vh, vs, ob, oh, os,
     c, cb, ch, cm, i, ib, ih, im, gb, gh, gm, pv, pb, ph, bb,
+    mc, mcb, mch, mcm, mi, mib, mih, mim,
     q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, v_row_b, v_row_h, v_col_h,
     seq_q, seq_k, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POOL_N: tl.constexpr,
     STAGES: tl.constexpr, POOL_STAGES: tl.constexpr,
-    HAS_FULL: tl.constexpr, HAS_POOLED: tl.constexpr, EVEN: tl.constexpr,
+    HAS_FULL: tl.constexpr, HAS_POOLED: tl.constexpr, HAS_MEANS: tl.constexpr, EVEN: tl.constexpr,
     HAS_LENGTH: tl.constexpr, ADD_TO: tl.constexpr, TMA: tl.constexpr,
     INT64: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -208,6 +209,24 @@ def attention_kernel(
             k = _gather(pool_k, rows, D, offs_d, D, BLOCK_D, INT64)
             v = _gather(pool_v, rows, D, offs_d, D, BLOCK_D, INT64)
             bias = tl.load(BIAS + b * bb + rows)
+            acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
+
+    if HAS_MEANS:
+        # Whole blocks as one key each: means [B, Hkv, blocks, D], gathered many to a tile.
+        mean_count = tl.load(MEAN_COUNT + mc + b * mcb + h64 * mch + m * mcm)
+        mean_index = MEAN_INDEX + mi + b * mib + h64 * mih + m.to(tl.int64) * mim
+        head_at = (b * (tl.num_programs(1) // GROUP) + h_kv) * tl.cdiv(seq_k, K_BLOCK) * D
+        offs_e = tl.arange(0, POOL_N)
+        for t in tl.range(0, tl.cdiv(mean_count, POOL_N), num_stages=1):
+            entry = t * POOL_N + offs_e
+            listed = entry < mean_count
+            block = tl.load(mean_index + entry, mask=listed, other=0)
+            k = _gather(MEAN_K + head_at, block, D, offs_d, D, BLOCK_D, INT64).to(q.dtype)
+            v = _gather(MEAN_V + head_at, block, D, offs_d, D, BLOCK_D, INT64).to(q.dtype)
+            tokens = tl.minimum(length - block * K_BLOCK, K_BLOCK)
+            exists = listed & (tokens > 0)
+            bias = tl.log2(tl.maximum(tokens, 1).to(tl.float32))
+            bias = tl.where(exists, bias, float("-inf"))
             acc, total, top = _step_biased(acc, total, top, q, k, v, scale, bias, PRECISION)
 
     out_at = OUT + b * ob + h64 * oh + _offsets(offs_m, os, offs_d, INT64)

@@ -7,6 +7,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+MEAN = 254
+"""The level that reads a whole block as one mean; the others are ratios."""
+
+
+def group_size(level: int, k_block: int) -> int:
+    """How many neighbouring keys a level reads as one."""
+    return k_block if level == MEAN else level
+
 
 class BlockList(NamedTuple):
     """Per query block the key blocks read at one ratio, ascending.

@@ -11,12 +11,14 @@ from jali.methods.dense import Dense, FastestDense
 from jali.methods.entropy import Entropy
 from jali.methods.method import Method, Query, Scored
 from jali.methods.psa import Psa
+from jali.methods.rd import RateDistortion
 from jali.methods.rf_v2 import RfV2
 from jali.methods.schedule import Schedule
 from jali.value import suggest
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Dense, Entropy, Psa, RfV2, AdaBsa, Random, Local)
+    method.name: method
+    for method in (Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa, Random, Local)
 }
 
 
@@ -49,6 +51,7 @@ __all__ = [
     "Psa",
     "Query",
     "Random",
+    "RateDistortion",
     "RfV2",
     "Schedule",
     "Scored",

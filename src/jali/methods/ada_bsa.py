@@ -32,6 +32,7 @@ class AdaBsa(Method):
         keep_sink, keep_recent: always read the first, and the last, key block.
         block_size: tokens in a block, a multiple of 8.
         compat: the original's decisions, its slack and exceptions included.
+        tail: read what would be skipped as one mean a block.
 
     Example:
         >>> attend(q, k, v, method=AdaBsa(sparsity=0.5, cdf_threshold=0.95), grid=(21, 30, 52))
@@ -43,9 +44,9 @@ class AdaBsa(Method):
     keep_recent: bool = True
     block_size: int = 128
     compat: bool = False
+    tail: bool = False
 
     name: ClassVar[str] = "ada_bsa"
-    can_be_causal: ClassVar[bool] = True
     STRIDE: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
@@ -54,6 +55,13 @@ class AdaBsa(Method):
         Blocks(self.block_size, self.block_size)
         if self.block_size % self.STRIDE:
             raise ValueError(f"block_size must be a multiple of 8, got {self.block_size}")
+
+    @property
+    def can_be_causal(self) -> bool:  # type: ignore[override]
+        return not self.tail
+
+    def planning_share(self, layout: BlockLayout) -> float:  # noqa: ARG002
+        return 0.5 / self.STRIDE
 
     def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
         return Blocks(self.block_size, self.block_size)

@@ -52,13 +52,17 @@ class Entropy(Scored):
         return self.order
 
     def score(self, query: Query) -> Tensor:
-        q, k, layout, site, scale, padding, causal, _ = query
+        q, k, layout, site, scale, padding, causal, *_ = query
         tokens, block = layout.q.tokens, layout.blocks.q
         if self.seed is None:
             at = sample_positions(tokens, block, self.samples, q.device)
         else:
             at = jittered_positions(tokens, block, self.samples, self.seed, site, q.device)
         return sampled_scores(q, k, layout, scale, at, padding, causal)
+
+    def planning_share(self, layout: BlockLayout) -> float:
+        """Of products between sampled queries and all keys."""
+        return 0.5 * min(1.0, self.samples / layout.blocks.q)
 
     def keep(self, scores: Tensor, layout: BlockLayout) -> Tensor:
         return blocks_by_entropy(scores, self.budget, self.sharpness, layout.counted_rows)

@@ -10,10 +10,12 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from jali.kernels.lists import MEAN
 from jali.planning.budget import Budget, blocks_for
 from jali.planning.plan import BlockPlan
 from jali.planning.selection import keep_top
 from jali.planning.site import Site
+from jali.planning.tables import Tables
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
 from jali.tokens.order import Order, Raster
@@ -35,6 +37,7 @@ class Query(NamedTuple):
     padding: KeyPadding | None = None
     causal: bool = False
     v: Tensor | None = None
+    tables: Tables | None = None  # what a run keeps for methods that look rarely
 
     @property
     def real_k(self) -> Tensor:
@@ -52,11 +55,22 @@ class Method(abc.ABC):
     name: ClassVar[str]
     can_be_causal: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
+    keeps_tables: ClassVar[bool] = False  # what it looked at once may serve several calls
 
     @property
     def ratios(self) -> tuple[int, ...]:
         """The ratios its plans may contain."""
         return (1,)
+
+    @property
+    def tail(self) -> bool:
+        """Whether blocks that it would skip are read as one mean each."""
+        return False
+
+    @property
+    def executed_ratios(self) -> tuple[int, ...]:
+        """`ratios`, with that of the tail."""
+        return (*self.ratios, MEAN) if self.tail and MEAN not in self.ratios else self.ratios
 
     @property
     def token_order(self) -> Order:
@@ -104,6 +118,10 @@ class Method(abc.ABC):
         order = self.order_of(q_grid, k_grid)
         return block_layout(q_grid, k_grid, order, blocks, offset, device)
 
+    def planning_share(self, layout: BlockLayout) -> float:  # noqa: ARG002
+        """The arithmetic of making a plan, as a share of dense attention's."""
+        return 0.0
+
     @abc.abstractmethod
     def plan(self, query: Query) -> BlockPlan:
         """Which key blocks each query block reads, and how finely."""
@@ -120,6 +138,11 @@ class Method(abc.ABC):
     def with_budget(self, mean: float) -> Method:
         """The same method, asked for this share of the work."""
 
+    @property
+    def total(self) -> float | None:
+        """The asked share of *all* attention work of a run, where it was asked that way."""
+        return None
+
 
 @dataclass(frozen=True)
 class Scored(Method):
@@ -133,6 +156,7 @@ class Scored(Method):
     budget: Budget = field(default_factory=Budget)
     q_block: int | None = field(default=None, kw_only=True)
     k_block: int | None = field(default=None, kw_only=True)
+    tail: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
@@ -143,7 +167,7 @@ class Scored(Method):
 
     @property
     def can_be_causal(self) -> bool:  # type: ignore[override]
-        return isinstance(self.token_order, Raster)
+        return isinstance(self.token_order, Raster) and not self.tail
 
     @abc.abstractmethod
     def score(self, query: Query) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -15,7 +16,7 @@ from jali.methods.sampling import jittered_positions
 from jali.planning.plan import RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.scoring import key_similarity, peak_scores
 from jali.planning.selection import keep_pyramid, protect
-from jali.tokens.layout import Blocks
+from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Gilbert, Order
 from jali.value import check_choice, check_share
 
@@ -44,6 +45,7 @@ class Psa(Method):
         seed: of the sampled tokens.
         aligned: round the number of blocks of a level to whole tiles of PSA's kernels (32 keys), as
             PSA does: up, or down at the end of a row. Key blocks are then a multiple of 32.
+        tail: read what would be skipped as one mean a block.
 
     Example:
         >>> levels = {1: (0, 0.1), 2: (0.1, 0.15), 8: (0.15, 0.35), 0: (0.35, 1)}
@@ -61,6 +63,7 @@ class Psa(Method):
     order: Order = field(default_factory=Gilbert)
     seed: int = 0
     aligned: bool = False
+    tail: bool = False
 
     name: ClassVar[str] = "psa"
     PER_SAMPLE: ClassVar[int] = 4  # one token in four is sampled, of queries and of keys
@@ -132,6 +135,13 @@ class Psa(Method):
         if not self.aligned:
             return None
         return tuple(-(-ratio // (self.k_block // self.TILE)) for ratio in self._bounds[0])
+
+    def planning_share(self, layout: BlockLayout) -> float:
+        """Of products between sampled queries and sampled keys."""
+        if self.axis == "step":
+            return 0.0
+        sampled = zip(self._per_block, (layout.blocks.q, layout.blocks.k), strict=True)
+        return 0.5 * math.prod(min(1.0, count / block) for count, block in sampled)
 
     def plan(self, query: Query) -> BlockPlan:
         layout = query.layout

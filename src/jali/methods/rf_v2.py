@@ -15,7 +15,7 @@ from jali.planning.plan import BlockPlan
 from jali.planning.scoring import at_least_fp32, block_means, mean_scores
 from jali.planning.selection import keep_top
 from jali.tokens.grid import Box, TokenGrid
-from jali.tokens.layout import Blocks
+from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import FrameWindows, Order, Raster, Tiled
 from jali.value import check_share
 
@@ -35,6 +35,7 @@ class RfV2(Method):
         window: tokens in t, h and w that are put next to each other.
         compat: the original's decisions: its frame-wise 8×8 windows, scores in the input's
             precision with ties kept, forced blocks on top, no own block.
+        tail: read what would be skipped as one mean a block.
 
     Example:
         >>> attend(q, k, v, method=RfV2(sparsity=0.8), grid=(21, 30, 52))
@@ -45,6 +46,7 @@ class RfV2(Method):
     first_frame: bool | None = None
     window: tuple[int, int, int] = (2, 8, 8)
     compat: bool = False
+    tail: bool = False
 
     name: ClassVar[str] = "rf_v2"
 
@@ -72,6 +74,10 @@ class RfV2(Method):
             if any(isinstance(s, Box) and min(s.height, s.width) < 8 for s in q_grid.segments):
                 return Raster()  # the original cannot run these; there are no windows to make
         return self.token_order
+
+    def planning_share(self, layout: BlockLayout) -> float:
+        """Of products between block means."""
+        return 0.5 / (layout.blocks.q * layout.blocks.k)
 
     def plan(self, query: Query) -> BlockPlan:
         if self.compat:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jali import kernels
+from jali.kernels.lists import group_size
 from jali.tokens.layout import BlockLayout
 from jali.tokens.padding import KeyPadding
 
@@ -58,5 +59,8 @@ def read_sizes(layout: BlockLayout, ratios: tuple[int, ...], padding: KeyPadding
         real = padding.valid(tokens)
     real = F.pad(real, (0, layout.N * block - tokens)).unflatten(1, (layout.N, block))
     return torch.stack(
-        [real.unflatten(2, (-1, ratio)).any(-1).sum(-1, dtype=torch.int32) for ratio in ratios]
+        [
+            real.unflatten(2, (-1, group_size(ratio, block))).any(-1).sum(-1, dtype=torch.int32)
+            for ratio in ratios
+        ]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jali import kernels
-from jali.kernels.lists import BlockList, Lists, StackedLists
+from jali.kernels.lists import MEAN, BlockList, Lists, StackedLists
 from jali.planning import cost
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.padding import KeyPadding
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SKIP = 0
 RATIOS = (1, 2, 4, 8)
+LEVELS = (*RATIOS, MEAN, SKIP)  # finest first
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +73,9 @@ class BlockPlan:
         BlockPlan(1×1 heads, 8×16 blocks of 128×64, ratios 1/8)
         """
         found = sorted(levels.unique().tolist())  # before the cast: uint8 would wrap 257 to 1
-        unknown = [x for x in found if x not in (SKIP, *RATIOS)]
+        unknown = [x for x in found if x not in (SKIP, *RATIOS, MEAN)]
         if unknown:
-            raise ValueError(f"levels are 0, 1, 2, 4 or 8, got {unknown}")
+            raise ValueError(f"levels are 0, 1, 2, 4, 8 or MEAN ({MEAN}), got {unknown}")
         ratios = tuple(int(x) for x in found if x != SKIP) or (1,)
         plan = cls(layout, ratios, map=levels.to(layout.device, torch.uint8), causal=causal)
         if bool((plan.levels == SKIP).all(-1).any()):
@@ -96,7 +97,8 @@ class BlockPlan:
 
     def __repr__(self) -> str:
         B, H, M, N = self.shape
-        ratios, causal = "/".join(map(str, self.ratios)), ", causal" if self.causal else ""
+        ratios = "/".join("mean" if r == MEAN else str(r) for r in self.ratios)
+        causal = ", causal" if self.causal else ""
         return f"BlockPlan({B}×{H} heads, {M}×{N} blocks of {self.blocks}, ratios {ratios}{causal})"
 
     @functools.cached_property
@@ -178,7 +180,7 @@ class BlockPlan:
         layout = self.layout.with_blocks(blocks)
         # Through the largest blocks that divide both: cutting is exact, joining takes the minimum.
         q, k = math.gcd(blocks.q, self.blocks.q), math.gcd(blocks.k, self.blocks.k)
-        skip = 255  # larger than every ratio, so the minimum is the finest
+        skip = 255  # larger than every level, so the minimum is the finest
         levels = torch.where(self.levels == SKIP, skip, self.levels)
         for dim, old, part, new, size, tokens in (
             (2, self.blocks.q, q, blocks.q, layout.M, layout.q.tokens),
@@ -192,6 +194,14 @@ class BlockPlan:
         levels = torch.where(levels == skip, SKIP, levels)
         levels = levels.to(torch.uint8)
         return BlockPlan(layout, self.ratios, levels, causal=self.causal, padding=self.padding)
+
+    def with_tail(self) -> BlockPlan:
+        """The same plan, with one mean for every block that it skips."""
+        if self.causal:
+            raise ValueError("a tail cannot be causal: the mean of a block holds keys to come")
+        levels = torch.where(self.levels == SKIP, MEAN, self.levels).to(torch.uint8)
+        ratios = (*(r for r in self.ratios if r != MEAN), MEAN)
+        return replace(self, ratios=ratios, map=levels, given=None)
 
     def show(self, batch: int = 0, head: int | None = None, width: int = 64) -> str:
         """The plan as text: rows are query blocks, columns key blocks, darker is finer."""
@@ -236,6 +246,7 @@ class BlockPlan:
         """How finely block pairs are read, 1 in full: of one head, or the mean over heads. fp32
         [M, N] on the host."""
         levels = self.levels[batch].float()
+        levels = torch.where(levels == MEAN, self.blocks.k, levels)
         work = torch.where(levels > 0, 1 / levels.clamp_min(1), 0.0)
         if head is None:
             return work.mean(0).cpu()
@@ -244,13 +255,14 @@ class BlockPlan:
 
 @functools.lru_cache(maxsize=64)
 def check_ratios(ratios: tuple[int, ...], k_block: int) -> None:
-    bad = [r for r in ratios if r not in RATIOS]
+    bad = [r for r in ratios if r not in (*RATIOS, MEAN)]
     if bad or not ratios or tuple(sorted(set(ratios))) != ratios:
-        raise ValueError(f"ratios are an ascending choice of 1, 2, 4, 8; got {ratios}")
-    if any(k_block % ratio for ratio in ratios):
+        raise ValueError(f"ratios are an ascending choice of 1, 2, 4, 8 and MEAN; got {ratios}")
+    pooled = max((r for r in ratios if r != MEAN), default=1)
+    if k_block % pooled:
         raise ValueError(
-            f"key blocks of {k_block} cannot be pooled {max(ratios)}×: "
-            f"the key block must be a multiple of {max(ratios)}"
+            f"key blocks of {k_block} cannot be pooled {pooled}×: "
+            f"the key block must be a multiple of {pooled}"
         )
 
 

@@ -157,10 +157,10 @@ class _Bench:
 
     def able(self, method: Method) -> list[str]:
         """The fastest backend; for a pyramid both that are made for it."""
-        task = replace(self.task, ratios=method.ratios)
+        task = replace(self.task, ratios=method.executed_ratios)
         able = [name for name, backend in BACKENDS.items() if not backend.why_not(task)]
         pyramid = [name for name in able if name in ("fa4+triton", "triton")]
-        return pyramid if method.ratios != (1,) and pyramid else able[:1]
+        return pyramid if method.executed_ratios != (1,) and pyramid else able[:1]
 
     def sparse_row(self, name: str, method: Method, backend: str, full: bool = False) -> KernelRow:
         """A method as a call runs it, in its own order and blocks: attention alone, planning alone,

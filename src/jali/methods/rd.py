@@ -1,0 +1,151 @@
+"""Rate–distortion: each block as finely as its error is worth, by one price of work for all."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from jali.kernels.lists import MEAN, group_size
+from jali.methods.method import Method, Query
+from jali.methods.sampling import jittered_positions
+from jali.planning.distortion import ErrorTable, error_table
+from jali.planning.plan import LEVELS, RATIOS, SKIP, BlockPlan, check_ratios
+from jali.planning.site import Site
+from jali.planning.tradeoff import choose_levels
+from jali.tokens.layout import BlockLayout, Blocks
+from jali.tokens.order import Order, Raster
+from jali.value import check_count, check_share, check_steps
+
+WORDS = {"mean": MEAN, "skip": SKIP}
+
+
+@dataclass(frozen=True)
+class RateDistortion(Method):
+    """Estimate how much the output would change if a block were read less finely, for every block
+    pair and level; take the levels that err least for the budget.
+
+    A few sampled rows of each query block see all keys and values: what they would lose is the
+    table of errors. All heads and rows of a sample share the budget freely, by one price: a block
+    is read finer as long as that lowers its error by more than the price of the work.
+
+    Args:
+        budget: share of dense attention's work.
+        price: instead of a budget, the squared error that a whole block of work must be worth: the
+            quality is constant, the cost follows the content.
+        samples: rows that are looked at in every query block.
+        levels: those that may be chosen besides reading in full: 2, 4, 8 (means of so many keys),
+            "mean" (the block as one key) and "skip".
+        keep: how long a table serves, as a share of the run (float) or in steps (int); the
+            levels are chosen anew for each step's budget. 0 makes one in every step.
+        q_block, k_block: tokens in a block.
+        order: of the tokens, before they are cut into blocks.
+        seed: of the sampled rows.
+
+    Example:
+        >>> attend(q, k, v, method=RateDistortion(0.3, samples=4), grid=(21, 30, 52))
+    """
+
+    budget: float = 0.5
+    price: float | None = None
+    samples: int = 8
+    levels: tuple[int | str, ...] = (2, 4, 8, "mean", "skip")
+    keep: float | int = 0.25
+    q_block: int = field(default=128, kw_only=True)
+    k_block: int = field(default=128, kw_only=True)
+    order: Order = field(default_factory=Raster, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+
+    name: ClassVar[str] = "rd"
+    needs_values: ClassVar[bool] = True
+    keeps_tables: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_share("budget", self.budget)
+        if self.price is not None and not 0 < self.price < math.inf:
+            raise ValueError(f"price must be a finite number above 0, got {self.price!r}")
+        check_count("samples", self.samples)
+        check_steps("keep", self.keep)
+        for name in ("q_block", "k_block"):
+            check_count(name, getattr(self, name))
+        object.__setattr__(self, "levels", _checked(self.levels))
+        check_ratios(self.ratios, self.k_block)
+
+    @functools.cached_property
+    def codes(self) -> tuple[int, ...]:
+        """The levels above 1 as plans write them, finest first."""
+        found = {level if isinstance(level, int) else WORDS[level] for level in self.levels}
+        return tuple(level for level in LEVELS if level in found)
+
+    @functools.cached_property
+    def ratios(self) -> tuple[int, ...]:
+        return (1, *(level for level in self.codes if level != SKIP))
+
+    @property
+    def token_order(self) -> Order:
+        return self.order
+
+    def blocks(self, preferred: Blocks) -> Blocks:  # noqa: ARG002
+        return self._blocks
+
+    @functools.cached_property
+    def _blocks(self) -> Blocks:
+        return Blocks(self.q_block, self.k_block)
+
+    def plan(self, query: Query) -> BlockPlan:
+        table = self.table(query)
+        levels = choose_levels(
+            table, query.layout, self.budget, self.price, query.padding, self.sum_over_ranks
+        )
+        return BlockPlan(query.layout, self.ratios, map=levels)
+
+    def sum_over_ranks(self, work: Tensor) -> Tensor:
+        """Work of all heads of a layer, where ranks share them."""
+        return work
+
+    def table(self, query: Query) -> ErrorTable:
+        """The errors behind the plan: kept ones where there are, else of these numbers."""
+        q, layout, site, tables = query.q, query.layout, query.site, query.tables
+        period = self.period(site)
+        if tables is not None and (kept := tables.find(site, period, layout, q)):
+            return kept
+        if query.v is None:
+            raise ValueError("rd reads values: its Query needs v")
+        at = jittered_positions(
+            layout.q.tokens, self.q_block, self.samples, self.seed, site, layout.device
+        )
+        table = error_table(q, query.k, query.v, layout, query.scale, at, self.codes, query.padding)
+        if tables is not None:
+            tables.keep(site, period, layout, table)
+        return table
+
+    def period(self, site: Site) -> int:
+        """Which stretch of the run a step lies in: the steps of one share a table."""
+        steps = self.keep * site.steps if isinstance(self.keep, float) else self.keep
+        return int(site.step / steps + 1e-9) if steps > 1 else site.step
+
+    def planning_share(self, layout: BlockLayout) -> float:
+        """Of making a table: sampled rows see all keys, values and their means once."""
+        keys = sum(1 / group_size(level, layout.blocks.k) for level in self.ratios)
+        return min(1.0, self.samples / layout.blocks.q) * keys
+
+    @property
+    def mean_budget(self) -> float | None:
+        return self.budget if self.price is None else None
+
+    def with_budget(self, mean: float) -> RateDistortion:
+        return replace(self, budget=mean, price=None)
+
+
+def _checked(levels: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Finest first, each once."""
+    known: tuple[int | str, ...] = (*RATIOS[1:], *WORDS)
+    if not isinstance(levels, tuple | list) or not levels:
+        raise ValueError(f"levels are some of {', '.join(map(str, known))}, got {levels!r}")
+    for level in levels:
+        if level not in known:
+            raise ValueError(f"levels are some of {', '.join(map(str, known))}, got {level!r}")
+    return tuple(level for level in known if level in levels)
