@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from jali.backends.pyramid import pool
+from jali.kernels.lists import group_size
 from jali.planning.plan import BlockPlan
 
 
@@ -77,9 +78,10 @@ def _exact(
         return (query @ keys[0, 0].float().T).softmax(-1) @ values[0, 0].float()
     levels = plan.levels[b % plan.levels.shape[0], h % plan.levels.shape[1]][row // plan.blocks.q]
     logits, means = [], []
-    for ratio in plan.ratios:
+    for level in plan.ratios:
+        ratio = group_size(level, plan.blocks.k)
         key, value, log_count = pool(keys, values, ratio, None)
-        read = (levels == ratio).repeat_interleave(plan.blocks.k // ratio, dim=-1)
+        read = (levels == level).repeat_interleave(plan.blocks.k // ratio, dim=-1)
         logit = query @ key[0, 0].float().T + log_count
         logits.append(logit.masked_fill(~read[:, : logit.shape[1]], -torch.inf))
         means.append(value[0, 0].float())

@@ -569,8 +569,8 @@ function drawHeads() {
 answer($("head-plot"), event => event.target.closest("[data-tip]")?.dataset.tip);
 
 /* ---- plans over the frames they attend to ---- */
-const TINTS = { 0: "rgb(9 11 16 / .8)", 2: "rgb(36 190 160 / .34)", 4: "rgb(52 110 232 / .44)", 8: "rgb(118 60 190 / .52)" };
-const WORDS = { 0: "not read", 1: "read", 2: "read as means of 2", 4: "read as means of 4", 8: "read as means of 8" };
+const TINTS = { 0: "rgb(9 11 16 / .8)", 2: "rgb(36 190 160 / .34)", 4: "rgb(52 110 232 / .44)", 8: "rgb(118 60 190 / .52)", 254: "rgb(120 70 60 / .66)" };
+const WORDS = { 0: "not read", 1: "read", 2: "read as means of 2", 4: "read as means of 4", 8: "read as means of 8", 254: "read as one mean a block" };
 const stills = new Map();
 async function stillsOf(index, run, frames) {
   const key = `${index}-${run}-${frames.join()}`;
