@@ -63,7 +63,7 @@ def qwen() -> Any:
 def options(method: str) -> dict[str, Any]:
     if method == "dense":
         return {}
-    blocks = {"q_block": 64, "k_block": 64} if method == "entropy" else {}
+    blocks = {"q_block": 64, "k_block": 64} if method in ("entropy", "rd") else {}
     return {"mean_budget": 0.3, "warmup_frac": 0, "dense_first_layer": False, **blocks}
 
 
@@ -147,7 +147,9 @@ def main(rank: int, ranks: int, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     for name in MODELS:
-        for method, order in (("entropy", "before"), ("rf_v2", "after"), ("dense", "after")):
+        for method, order in (
+            ("entropy", "before"), ("rd", "before"), ("rf_v2", "after"), ("dense", "after"),
+        ):  # fmt: skip
             expected = once(name, method)
             out, stats = parallel(name, method, order)
             worst = float((out - expected).norm() / expected.norm())
@@ -160,7 +162,7 @@ def main(rank: int, ranks: int, store: str) -> None:
         worst = float((compiled(name, "entropy") - expected).norm() / expected.norm())
         assert worst < 1e-5, f"{name}, compiled: {worst}"
     for name in () if tiny.OLD else ("flux", "qwen-image"):
-        for method in ("entropy", "rf_v2"):
+        for method in ("entropy", "rd", "rf_v2"):
             expected = once(name, method)
             out = tensor_parallel(name, method)
             worst = float((out - expected).norm() / expected.norm())
