@@ -163,7 +163,7 @@ def test_prompts_without_an_end(jali: Jali, tmp_path: Path) -> None:
         ("--argument", "x={a: &a [1,1,1,1,1,1,1,1,1], b: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a], "
          "c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b], d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c], "
          "e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d], f: [*e,*e,*e,*e,*e,*e,*e,*e,*e]}", "is not a value"),
-        ("--config", "/dev/zero", "no preset file /dev/zero"),
+        ("--config", "/dev/zero", "/dev/zero is not a regular file"),
     ],
 )  # fmt: skip
 def test_values_that_no_run_could_hold(

@@ -82,10 +82,12 @@ def error_table(
         for m in range(0, M, at_once):
             some = rows[b, kv, :, m * P : (m + at_once) * P]
             found = _row_errors(at_least_fp32(some).reshape(-1, D) * scale, own, levels)
-            found = found.view(N, len(levels), share, -1, P).mean(-1)  # [N, L, share, m]
+            found = found.view(N, len(levels), share, -1, P).nanmean(-1)  # [N, L, share, m]
             into = errors[b, kv * share : (kv + 1) * share, m : m + at_once]
             into.copy_(found.permute(2, 3, 0, 1))
-    return encode(errors, levels)
+    # Rows of text read everything; what they, or a query that is not finite, would lose is nothing.
+    errors.masked_fill_(layout.text_rows[:, None, None], 0)
+    return encode(errors.nan_to_num_(nan=0.0), levels)
 
 
 class _Pool(NamedTuple):
