@@ -200,6 +200,17 @@ class TestTold:
             assert part in lines[0]
         assert run.summary() in lines[0]
 
+    def test_tables_are_kept_for_a_run_and_given_back_after_it(self, pipe: Any) -> None:
+        method = jali.RateDistortion(0.3, keep=0.5, q_block=64, k_block=64)
+        with jali.sparse_processor_mode(pipe, method=method) as run:
+            tiny.generate(pipe, tiny.WAN_CALL, steps=4)
+            tables, rows = run.run.tables, run.stats().rows
+            assert tables.made == len(rows) / 2  # two steps share one
+            assert tables.bytes == 0 < tables.largest
+            assert 0 < run.stats().planning < max(row.planning for row in rows)
+            tiny.generate(pipe, tiny.WAN_CALL, steps=4)
+            assert run.run.tables.made == tables.made
+
     def test_a_run_without_a_sparse_step_is_warned_of_once(
         self, pipe: Any, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -127,6 +127,7 @@ class Run:
         if self._ended or not self.records:
             return
         self._ended = True
+        self.tables.clear()
         self.clock.restart()
         log.info("jali: %s", self.summary())
         self.check()
@@ -148,7 +149,7 @@ class Run:
     def _restart(self) -> None:
         self.records = CallLog()
         self._ended = False
-        self.tables.clear()
+        self.tables = Tables()
         self._times = Stopwatch()
         for transformer in self.transformers:
             transformer.call = None
@@ -354,8 +355,8 @@ class Run:
         return replace(stats, predicted=self._predicted(stats), notes=notes)
 
     def _kept_tables(self) -> list[str]:
-        size = self.tables.bytes / 2**20
-        return [f"error tables hold {size:.0f} MB"] if size >= 1 else []
+        size = self.tables.largest / 2**20
+        return [f"error tables took {size:.0f} MB"] if size >= 1 else []
 
     def summary(self) -> str:
         """The latest generation in one line. Waits for the device."""

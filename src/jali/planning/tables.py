@@ -27,12 +27,13 @@ class Tables:
     A table serves the period of the run in which it was made; a call of another period, layout or
     shape makes its own and leaves it here. Where the tables of both guidance branches would take
     more than `limit` bytes, the branches share; where even that is too much, nothing is kept.
-    `made` counts the tables that were made.
+    `made` counts the tables that were made, `largest` is the most bytes that they took together.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.made = 0
+        self.largest = 0
         self._kept: dict[tuple[str, int, str], KeptTable] = {}
 
     def find(self, site: Site, period: int, layout: BlockLayout, q: Tensor) -> ErrorTable | None:
@@ -59,9 +60,10 @@ class Tables:
             before.table.top.copy_(table.top)
             table = before.table._replace(levels=table.levels)
         self._kept[key] = KeptTable(period, layout, table)
+        self.largest = max(self.largest, self.bytes)
 
     def clear(self) -> None:
-        """Another run begins."""
+        """Give their memory back."""
         self._kept.clear()
 
     @property
