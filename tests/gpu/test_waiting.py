@@ -22,6 +22,9 @@ METHODS = {
     "psa": jali.Psa(),
     "psa by share": jali.Psa(mode="thresholdbound", importance="surrogate"),
     "psa by similarity": jali.Psa(similarity=(0.1, 0.0, -0.1)),
+    "rd": jali.RateDistortion(0.3),
+    "rd by price": jali.RateDistortion(price=0.01, keep=0),
+    "tail": jali.Entropy(jali.Budget(0.3), tail=True),
     "budgets": jali.Schedule(jali.Entropy(), budgets=(0.5, 0.3)),
     "dense": jali.Schedule(jali.Entropy(), min_tokens=2**62),
 }

@@ -209,6 +209,17 @@ def test_another_shape_makes_its_own_table():
     assert tables.made == 2
 
 
+def test_a_table_of_other_levels_does_not_serve():
+    q, k, v = structured()
+    tables, blocks = Tables(), {"q_block": 32, "k_block": 32}
+    attend(q, k, v, method=RateDistortion(0.2, **blocks), tables=tables)
+    few = RateDistortion(0.2, levels=(8, "skip"), **blocks)
+    assert attend(q, k, v, method=few, tables=tables).plan.ratios == (1, 8)
+    levels = attend(q, k, v, method=few, tables=tables).plan.levels
+    assert set(levels.unique().tolist()) <= {0, 1, 8}
+    assert tables.made == 2
+
+
 def test_tables_stay_within_their_limit():
     q, k, v = structured()
     method = RateDistortion(0.2, q_block=32, k_block=32)

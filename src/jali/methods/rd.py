@@ -110,8 +110,10 @@ class RateDistortion(Method):
         """The errors behind the plan: kept ones where there are, else of these numbers."""
         q, layout, site, tables = query.q, query.layout, query.site, query.tables
         period = self.period(site)
-        if tables is not None and (kept := tables.find(site, period, layout, q)):
-            return kept
+        if tables is not None:
+            kept = tables.find(site, period, layout, q, self.codes)
+            if kept is not None:
+                return kept
         if query.v is None:
             raise ValueError("rd reads values: its Query needs v")
         at = jittered_positions(

@@ -36,13 +36,15 @@ class Tables:
         self.largest = 0
         self._kept: dict[tuple[str, int, str], KeptTable] = {}
 
-    def find(self, site: Site, period: int, layout: BlockLayout, q: Tensor) -> ErrorTable | None:
-        """The table for such queries [B, H, Sq, D], if there is one."""
+    def find(
+        self, site: Site, period: int, layout: BlockLayout, q: Tensor, levels: tuple[int, ...]
+    ) -> ErrorTable | None:
+        """The table of these levels for such queries [B, H, Sq, D], if there is one."""
         for branch in (site.branch, "any"):
             found = self._kept.get((site.transformer, site.layer, branch))
             if found is None or found.period != period or found.layout is not layout:
                 continue
-            if found.table.codes.shape[:2] == q.shape[:2]:
+            if found.table.codes.shape[:2] == q.shape[:2] and found.table.levels == levels:
                 return found.table
         return None
 

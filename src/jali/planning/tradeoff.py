@@ -36,7 +36,6 @@ def choose_levels(
     """
     if budget is not None and price is None and budget >= 1:
         return torch.ones_like(table.codes[..., 0])  # also where a coarser level errs by nothing
-    levels = torch.tensor((1, *table.levels), dtype=torch.uint8, device=layout.device)
     errors, work = _errors(table, layout), _work(layout, table.levels, padding)
     fixed = layout.forced | layout.text_rows[:, None]
     if price is None:
@@ -45,7 +44,7 @@ def choose_levels(
     else:
         price_b = errors.new_full((errors.shape[0],), price)
     best = _best(errors, work, fixed, price_b)
-    chosen = levels[best]
+    chosen = _on_device((1, *table.levels), layout.device)[best]
     if layout.offset is None:  # no own blocks: a row must read something
         nothing = (chosen == SKIP).all(-1, keepdim=True)
         worst = errors[..., -1].argmax(-1, keepdim=True)
@@ -58,9 +57,15 @@ def _errors(table: ErrorTable, layout: BlockLayout) -> Tensor:
     """With those of reading in full (none) before the others. [B, H, M, N, 1 + L]."""
     errors = table.errors() * _spread(layout.M, layout.N, layout.device)[..., None]
     if layout.has_mixed_keys:
-        pooled = torch.tensor([level != SKIP for level in table.levels], device=errors.device)
+        pooled = _on_device(table.levels, layout.device) != SKIP
         errors = errors.masked_fill(layout.mixed_keys[:, None] & pooled, torch.inf)
     return torch.cat([torch.zeros_like(errors[..., :1]), errors], dim=-1)
+
+
+# Once: a copy from the host waits for all that is under way on the device.
+@functools.lru_cache(maxsize=16)
+def _on_device(levels: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(levels, dtype=torch.uint8, device=device)
 
 
 @functools.lru_cache(maxsize=16)
