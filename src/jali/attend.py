@@ -136,10 +136,12 @@ class PreparedCall(NamedTuple):
         """What the method gets to see, and the values, both in the layout's order."""
         q, k, values = self.layout.arrange(q, k, v)
         call = self.call
-        query = Query(q, k, self.layout, site, call.scale, self.padding, call.task.causal)
+        query = Query(
+            q, k, self.layout, site, call.scale, self.padding, call.task.causal, tables=tables
+        )
         if self.method.needs_values:
             v = values()
-            return query._replace(v=v, tables=tables), lambda: v
+            return query._replace(v=v), lambda: v
         return query, values
 
     def plan(self, query: Query) -> tuple[BlockPlan, BlockPlan]:

@@ -211,6 +211,28 @@ class TestTold:
             tiny.generate(pipe, tiny.WAN_CALL, steps=4)
             assert run.run.tables.made == tables.made
 
+    @pytest.mark.parametrize("experts", [1, 2])
+    def test_tables_are_given_back_before_decoding(self, experts: int) -> None:
+        both, held = tiny.wan(experts=experts), []
+        method = jali.RateDistortion(0.3, keep=0.5, q_block=64, k_block=64)
+
+        def ended(_: Any, __: int, ___: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+            held.append(run.run.tables.bytes)
+            return kwargs
+
+        with jali.sparse_processor_mode(both, method=method) as run:
+            tiny.generate(both, tiny.WAN_CALL, steps=4, callback_on_step_end=ended)
+        assert min(held[:3]) > 0 == held[3]
+
+    def test_steps_that_are_only_counted_keep_their_tables(self) -> None:
+        model = tiny.wan_transformer(2)
+        method = jali.RateDistortion(0.3, keep=2, q_block=64, k_block=64)
+        with torch.no_grad(), jali.sparse_processor_mode(model, method=method) as run:
+            for t in (9.0, 8.0):
+                model(torch.randn(1, 16, 3, 8, 8), torch.tensor([t]), torch.randn(1, 8, 32))
+            assert run.run.tables.bytes > 0
+            assert run.run.tables.made == 2  # one for every layer
+
     def test_a_run_without_a_sparse_step_is_warned_of_once(
         self, pipe: Any, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -320,7 +320,7 @@ class TestRefused:
         with pytest.raises(ValueError, match="2 layers, this transformer has 5"):
             jali.attend(q, q, q, method=Cached(book), grid=book.grid, site=Site(0, 4, 0, 5))
 
-    @pytest.mark.parametrize("budget", [1.5, -1, "0.5", None])
+    @pytest.mark.parametrize("budget", [1.5, -1, "0.5", True])
     def test_budgets(self, pipe: Any, path: Path, budget: Any) -> None:
         with (
             pytest.raises((ValueError, TypeError), match="budget"),

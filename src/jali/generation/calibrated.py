@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from jali.error import ArgumentError
-from jali.integration.config import BUDGET, WARMUP
 from jali.maskbook import MaskBook
 from jali.maskbook.cached import Cached
+from jali.maskbook.mode import book_method, cached_processor_mode
 from jali.methods import Method, Schedule
-from jali.planning.budget import Budget
+from jali.planning.curve import Curve
 
 if TYPE_CHECKING:
     from jali.generation.settings import Settings
@@ -28,12 +28,9 @@ def cached_method(settings: Settings) -> Method:
             f"asked for; make one that fits: jali book resample {settings.masks} --steps "
             f"{settings.steps}",
         )
-    share = BUDGET if settings.budget is None else settings.budget
-    first = settings.dense_first_layer is not False
-    return Schedule(
-        Cached(book, Budget(float(share))),
-        dense_steps=WARMUP if settings.warmup_frac is None else settings.warmup_frac,
-        dense_layers=(0,) if first else (),
+    names = ("warmup_frac", "dense_first_layer")
+    return book_method(
+        book, settings.budget, settings.total, settings.curve_shape, *settings.pick(*names).values()
     )
 
 
@@ -51,13 +48,17 @@ def describe_method(method: Method) -> dict[str, Any]:
     assert isinstance(cached, Cached)
     names = [f.name for f in dataclasses.fields(method) if f.name != "inner"]
     schedule = {name: getattr(method, name) for name in names}
-    options = {"book": cached.book.digest, "budget": cached.budget.mean}
+    if method.curve is not None:
+        known = dataclasses.fields(Curve)  # whichever budgets a book makes of it
+        schedule["curve"] = {f.name: getattr(method.curve, f.name) for f in known}
+    budget = cached.budget.mean if method.curve is None else None
+    options = {"book": cached.book.digest, "budget": budget}
     return {"method": cached.name, "options": options, "schedule": schedule}
 
 
 def replay_book(pipe: Any, settings: Settings) -> AbstractContextManager[Handle]:
     """A block in which a pipeline replays the book of resolved settings."""
-    from jali.maskbook.mode import cached_processor_mode
-
-    names = ("budget", "backend", "warmup_frac", "dense_first_layer")
-    return cached_processor_mode(pipe, str(settings.masks), **settings.pick(*names))
+    names = ("budget", "backend", "warmup_frac", "dense_first_layer", "total")
+    return cached_processor_mode(
+        pipe, str(settings.masks), curve=settings.curve_shape, **settings.pick(*names)
+    )

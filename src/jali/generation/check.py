@@ -107,8 +107,6 @@ def _check_total(settings: Settings) -> None:
         raise ArgumentError("curve", "spreads a total along the run: give `total` too")
     if total is not None and settings.budget is not None:
         raise ArgumentError("total", "and `budget` ask for the same in two ways; leave one out")
-    if total is not None and settings.masks is not None:
-        raise ArgumentError("total", "and `masks`: a book is replayed at one `budget`")
     if total is not None and settings.method == "dense":
         raise ArgumentError("total", f"is {total:g}, but the method dense does all of the work")
 

@@ -23,12 +23,7 @@ def chosen_method(
     curve: str | tuple[float, ...] | None = None,
 ) -> Method:
     """The method of a run inside its schedule, as `apply_sparse_attention` would make it."""
-    if budget is not None:
-        check_share("mean_budget", budget)
-    if budget is not None and total is not None:
-        raise ValueError("mean_budget and total ask for the same in two ways: give one of them")
-    if curve is not None and total is None:
-        raise ValueError(f"curve={curve!r} spreads a total along the run: give total= too")
+    check_asked("mean_budget", budget, total, curve)
     if warmup is not None:
         check_steps("warmup_frac", warmup)
     by_name = isinstance(asked, str) and asked in METHODS
@@ -37,9 +32,7 @@ def chosen_method(
         own = {"budget", "sparsity", "mask_ratios", "price"} & set(options)
         if budget is None and total is None and not own:
             budget = None if isinstance(method, Dense) else BUDGET
-        graded = total is not None and curve != "flat"  # brings its own dense steps
-        warmup = (0 if graded else WARMUP) if warmup is None else warmup
-        first_layer = not graded if first_layer is None else first_layer
+        warmup, first_layer = usual_schedule(warmup, first_layer, total, curve)
     else:
         asked = preset_for(asked, model) if isinstance(asked, str) else asked
         found = asked if isinstance(asked, Method) else getattr(asked, "method", None)
@@ -56,6 +49,34 @@ def chosen_method(
         return method
     method = with_schedule(method, warmup, first_layer)
     return method if total is None else with_total(method, total, curve)
+
+
+def check_asked(
+    name: str,
+    budget: float | None,
+    total: float | None,
+    curve: str | tuple[float, ...] | None,
+) -> None:
+    """A budget by its name, or a total with its curve; not both."""
+    if budget is not None:
+        check_share(name, budget)
+    if budget is not None and total is not None:
+        raise ValueError(f"{name} and total ask for the same in two ways: give one of them")
+    if curve is not None and total is None:
+        raise ValueError(f"curve={curve!r} spreads a total along the run: give total= too")
+
+
+def usual_schedule(
+    warmup: float | int | None,
+    first_layer: bool | None,
+    total: float | None,
+    curve: str | tuple[float, ...] | None,
+) -> tuple[float | int, bool]:
+    """Dense first steps, and whether layer 0 is dense, where it is not said. A curve that falls
+    brings its own."""
+    graded = total is not None and curve != "flat"
+    steps = 0 if graded else WARMUP
+    return steps if warmup is None else warmup, not graded if first_layer is None else first_layer
 
 
 def with_total(method: Method, total: float, curve: str | tuple[float, ...] | None) -> Method:

@@ -15,7 +15,7 @@ from jali.backends import Task, choose
 from jali.checks import check_call
 from jali.integration import forecast, stock
 from jali.integration.cache import unseen_cache
-from jali.integration.clock import Clock
+from jali.integration.clock import Clock, Moment
 from jali.integration.masks import MaskReading, read_mask
 from jali.integration.operator import number_of
 from jali.integration.parallel import Ranks, across_ranks, joint_order, tensor_ranks, ulysses_ranks
@@ -57,6 +57,7 @@ class Run:
     watch: Callable[[AttentionCall], None] | None = None  # shown every call that is not stock
     preset: Preset | None = None  # its statements about the grid are checked against every call
     unknown_masks: str = "raise"
+    notes: tuple[str, ...] = ()  # what a summary has to say besides
     forewarned: bool = False  # who made the run has said already that no step will be sparse
 
     def __post_init__(self) -> None:
@@ -69,6 +70,7 @@ class Run:
         self._shape: tuple[Any, ...] | None = None
         self._times = Stopwatch()
         self.tables = Tables()
+        self._last_branches: set[str] = set()  # whose call of the last step is over
 
     def choose_dense_backend(self, backend: Any) -> None:
         """The user names a diffusers backend while the run is on: it does the dense calls."""
@@ -121,6 +123,21 @@ class Run:
                 self.records.append(
                     CallRecord(here.name, -1, moment.step, moment.branch, 0, "", "", None, total)
                 )
+        self._free_tables(call.moment)
+
+    def _free_tables(self, ended: Moment) -> None:
+        """After the last step give back what only further steps would read: decoding needs room.
+
+        The last call is known by the branches: those of the first step have all been there. Where
+        a run leaves one out, or its steps are only counted, its end frees them (`finish`). A call
+        that comes all the same makes its table anew.
+        """
+        if ended.step < ended.steps - 1 or not self.clock.knows_steps:
+            return
+        self._last_branches.add(ended.branch)
+        first = set().union(*(each.branches_begun for each in self.transformers))
+        if first and first <= self._last_branches:
+            self.tables.clear()
 
     def finish(self) -> None:
         """A generation is over: say what came of it, and let no broken output pass in silence."""
@@ -150,6 +167,7 @@ class Run:
         self.records = CallLog()
         self._ended = False
         self.tables = Tables()
+        self._last_branches.clear()
         self._times = Stopwatch()
         for transformer in self.transformers:
             transformer.call = None
@@ -344,7 +362,7 @@ class Run:
             rows=self.records.rows(),
             measured=None if isinstance(gain, str) else gain,
             why_not_measured=gain if isinstance(gain, str) else "",
-            notes=(*sorted(self.clock.said), *self.left_out, *self._kept_tables()),
+            notes=(*sorted(self.clock.said), *self.left_out, *self.notes, *self._kept_tables()),
             total=self.method.total,
             seconds=self._times.total(),
             older=self.records.older,

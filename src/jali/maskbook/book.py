@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ class MaskBook:
         self._container = container
         self._tables = tables
         self._verified: set[tuple[str, int, int]] = set()
-        self._derived: dict[float, tuple[Bytes, Floats]] = {}
+        self._derived: dict[tuple[float, int], tuple[Bytes, Floats]] = {}  # by budget and step
         self._costs: dict[float, Floats] = {}
         self._replays: dict[torch.device, Replay] = {}
 
@@ -119,6 +119,11 @@ class MaskBook:
         return self.header.budgets
 
     @property
+    def derives(self) -> bool:
+        """Whether it can be replayed at any budget, not only at those asked at calibration."""
+        return self.header.importance
+
+    @property
     def digest(self) -> str:
         """Of its header and tables, which hold the checksums of all the rest."""
         return self._container.metadata["digest"]
@@ -164,8 +169,8 @@ class MaskBook:
 
     def bits(self, budget: float, step: int) -> Bytes:
         """The bits of a step, checked. uint8 [layers, branches, H, M, ⌈N / 8⌉], mapped."""
-        if budget in self._derived:
-            return self._derived[budget][0][step]
+        if (budget, step) in self._derived:
+            return self._derived[budget, step][0]
         name = f"bits.{self._index(budget)}"
         for layer in range(self.layers):
             self._read(name, step, layer)
@@ -173,8 +178,8 @@ class MaskBook:
 
     def costs(self, budget: float) -> Floats:
         """The achieved cost of every head. fp32 [steps, layers, branches, H]."""
-        if budget in self._derived:
-            return self._derived[budget][1]
+        if budget not in self.budgets:
+            return np.stack([self.step_costs(budget, step) for step in range(self.steps)])
         if budget not in self._costs:
             found: Floats = self._tables[f"costs.{self._index(budget)}"]
             h = self.header
@@ -186,6 +191,13 @@ class MaskBook:
                     found[step, layer] = self._count(budget, step, layer)
             self._costs[budget] = found
         return self._costs[budget]
+
+    def step_costs(self, budget: float, step: int) -> Floats:
+        """The same of one step. fp32 [layers, branches, H]."""
+        if (budget, step) in self._derived:
+            return self._derived[budget, step][1]
+        self._index(budget)
+        return np.asarray(self.costs(budget)[step])
 
     def _count(self, budget: float, step: int, layer: int) -> Floats:
         """What the bits of a layer in one step cost. fp32 [branches, H]."""
@@ -211,28 +223,35 @@ class MaskBook:
 
     # What it can be turned into
 
-    def derive(self, budget: float, device: torch.device | str = "cpu") -> None:
+    def derive(
+        self,
+        budget: float,
+        device: torch.device | str = "cpu",
+        steps: Iterable[int] | None = None,
+    ) -> None:
         """Make the bits of a budget ready: nothing to do for those asked at calibration, else they
-        are made from the importance on `device`, once, and kept in memory.
+        are made from the importance on `device`, once, and kept in memory; of all steps, or of
+        some.
 
         Raises ValueError where the book was made without importance or `budget` is no share.
         """
         check_share("budget", budget)
         budget = float(budget)
-        if budget in self.budgets or budget in self._derived:
+        places = range(self.steps) if steps is None else steps
+        places = [step for step in places if (budget, step) not in self._derived]
+        if budget in self.budgets or not places:
             return
         ready = ", ".join(map(str, self.budgets))
         self.need_importance(f"a budget of {budget} cannot be derived; it has {ready}")
-        h = self.header
-        outer = (h.steps, h.layers)
-        bits = np.empty((*outer, *h.slab[:3], width(h.N)), dtype=np.uint8)
-        costs = np.empty((*outer, *h.slab[:2]), dtype=np.float32)
-        layout = self.layout(device)
-        for place in np.ndindex(outer):
-            for at, scores in enumerate(self.importance_slab(*place).to(device)):
-                kept, cost = keep_bits(scores, layout, Budget(budget), h.sharpness)
-                bits[*place, at], costs[*place, at] = kept.cpu().numpy(), cost.cpu().numpy()
-        self._derived[budget] = bits, costs
+        h, layout = self.header, self.layout(device)
+        for step in places:
+            bits = np.empty((h.layers, *h.slab[:3], width(h.N)), dtype=np.uint8)
+            costs = np.empty((h.layers, *h.slab[:2]), dtype=np.float32)
+            for layer in range(h.layers):
+                for at, scores in enumerate(self.importance_slab(step, layer).to(device)):
+                    kept, cost = keep_bits(scores, layout, Budget(budget), h.sharpness)
+                    bits[layer, at], costs[layer, at] = kept.cpu().numpy(), cost.cpu().numpy()
+            self._derived[budget, step] = bits, costs
 
     def resample(
         self,

@@ -90,7 +90,7 @@ class Cached(Method):
             self.check(query.site)
         mean = float(self.budget.mean)
         device = query.q.device
-        self.book.derive(mean, device)
+        self.book.derive(mean, device, (query.site.step,))
         branch = self.book.branch_index(query.site.branch)
         bits = self.book.replay(device).bits(mean, query.site.step, query.site.layer, branch)
         return plan_of(self._heads(bits, query.q.shape[1]), query.layout)

@@ -7,23 +7,25 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from jali.integration.choice import with_schedule
-from jali.integration.config import BUDGET, WARMUP
+from jali.integration.choice import check_asked, usual_schedule, with_schedule
+from jali.integration.config import BUDGET
 from jali.integration.modes import Handle, sparse_processor_mode, transformers_of
 from jali.maskbook import MaskBook
 from jali.maskbook.cached import Cached
+from jali.maskbook.curve import BookCurve
 from jali.maskbook.fingerprint import Fingerprint
 from jali.maskbook.noise import noise_levels
-from jali.methods import Method
+from jali.methods import Schedule
 from jali.planning.budget import Budget
+from jali.planning.curve import Curve
 from jali.planning.site import Site
-from jali.value import check_share
 
 log = logging.getLogger("jali")
 
@@ -35,46 +37,50 @@ CLOSE = 0.02
 def cached_processor_mode(
     pipe: Any,
     book: MaskBook | str | os.PathLike[str],
-    budget: float = BUDGET,
+    budget: float | None = None,
     backend: str = "auto",
-    warmup_frac: float | int = WARMUP,
-    dense_first_layer: bool = True,
+    warmup_frac: float | int | None = None,
+    dense_first_layer: bool | None = None,
     steps: int | None = None,
     when: str = "always",
     finite: str = "raise",
     other_weights: bool = False,
+    total: float | None = None,
+    curve: str | tuple[float, ...] | None = None,
 ) -> Iterator[Handle]:
-    """A block in which a pipeline replays the plans of a book: no scoring, no selection.
+    """A block in which a pipeline replays a book: no scoring, no look at q and k.
 
     Args:
         pipe: a diffusers pipeline, or a transformer.
         book: a MaskBook, or its file.
-        budget: the asked share of the work in 0..1; one that the book does not hold is derived
-            from its importance here, before anything runs.
+        budget: the asked share of the work in 0..1, 0.5 if nothing is asked; one that the book
+            does not hold is derived from its importance here, before anything runs.
         backend, steps, when, finite: as in `sparse_processor_mode`.
-        warmup_frac: the first steps that stay dense, as a share, or as a count where it is an int.
-        dense_first_layer: whether layer 0 stays dense.
+        warmup_frac: the first steps that stay dense, as a share (0.2, or none with a total whose
+            curve falls), or as a count where it is an int.
+        dense_first_layer: whether layer 0 stays dense; it does but with such a total.
         other_weights: accept a fine-tuned model of the book's architecture.
+        total, curve: instead of a budget, as in `sparse_processor_mode`. A book without importance
+            comes as near to the total as its budgets allow, and never above; the summary says so.
 
     Yields:
         The handle of `sparse_processor_mode`.
 
     Raises:
         ValueError: the book is of another model, grid, layout or schedule; both values are named.
+            A total that its budgets cannot make, naming them.
         BookError: the file is no book, or damaged.
 
     Example:
         >>> with cached_processor_mode(pipe, "wan.safetensors", budget=0.5):  # doctest: +SKIP
         ...     video = pipe("a cat", num_inference_steps=50)
     """
-    check_share("budget", budget)
+    check_asked("budget", budget, total, curve)
     opened = book if isinstance(book, MaskBook) else MaskBook.open(book)
     owner, transformers = transformers_of(pipe)
     check_model(opened, dict(transformers), other_weights)
     levels = None if owner is None else _noise_check(opened, weakref.ref(owner))
-    method = with_schedule(
-        Cached(opened, Budget(float(budget)), check=levels), warmup_frac, dense_first_layer
-    )
+    method = book_method(opened, budget, total, curve, warmup_frac, dense_first_layer, levels)
     try:
         with sparse_processor_mode(
             pipe,
@@ -84,7 +90,9 @@ def cached_processor_mode(
             when=when,
             finite=finite,
         ) as handle:
-            fetch_first_step(opened, float(budget), method, device_of(transformers[0][1]))
+            get_ready(opened, method, device_of(transformers[0][1]))
+            if method.total is not None and opened.budgets and not opened.header.importance:
+                handle.run.notes = (_what_it_gives(opened, method),)
             yield handle
     finally:
         opened.close()
@@ -112,13 +120,66 @@ def check_model(
             )
 
 
-def fetch_first_step(book: MaskBook, budget: float, method: Method, device: torch.device) -> None:
-    """Derive the budget where it was not asked for, and send for the first step's bits."""
-    book.derive(budget, device)
+def book_method(
+    book: MaskBook,
+    budget: float | None,
+    total: float | None,
+    curve: str | tuple[float, ...] | None,
+    warmup: float | int | None,
+    first_layer: bool | None,
+    check: Callable[[Site], None] | None = None,
+) -> Schedule:
+    """What replays a book at a budget or a total, inside the usual schedule."""
+    check_asked("budget", budget, total, curve)
+    share = budget
+    if share is None:  # of a curve the budgets follow; any that the book has will do
+        share = BUDGET if total is None or not book.budgets else book.budgets[0]
+    schedule = with_schedule(
+        Cached(book, Budget(float(share)), check=check),
+        *usual_schedule(warmup, first_layer, total, curve),
+    )
+    assert isinstance(schedule, Schedule)
+    if total is None:
+        return schedule
+    made = Curve(total) if curve is None else Curve(total, curve)
+    if not book.derives:
+        made = BookCurve(made.total, made.shape, book=book)
+    schedule = replace(schedule, curve=made)
+    schedule.check_total(book.steps)
+    return schedule
+
+
+def get_ready(book: MaskBook, method: Schedule, device: torch.device) -> None:
+    """Derive what a run will ask for and the book does not hold, and send for the first step."""
+    asked = _asked(book, method)
+    for budget, step in dict.fromkeys((budget, step) for step, _, budget in asked):
+        book.derive(budget, device, (step,))
+    # Of layers with budgets of their own the first one's: the others are fetched as they come.
+    first = {step: (budget, step) for step, _, budget in reversed(asked)}
+    book.replay(device).expect([first[step] for step in sorted(first)])
+
+
+def _asked(book: MaskBook, method: Schedule) -> list[tuple[int, int, float]]:
+    """(step, layer, budget) of every sparse call of a run, by step and layer."""
+    found = []
     for step, layer in np.ndindex(book.steps, book.layers):
-        if method.active(Site(step, book.steps, layer, book.layers), book.grid.tokens):
-            book.replay(device).prefetch(budget, step)
-            return
+        site = Site(step, book.steps, layer, book.layers)
+        if method.active(site, book.grid.tokens):
+            own = method.at(site)
+            assert isinstance(own, Cached)
+            found.append((step, layer, float(own.budget.mean)))
+    return found
+
+
+def _what_it_gives(book: MaskBook, method: Schedule) -> str:
+    asked = _asked(book, method)
+    sparse = sum(float(book.step_costs(b, step)[layer].mean()) for step, layer, b in asked)
+    calls = book.steps * book.layers
+    ready = ", ".join(f"{budget:g}" for budget in book.budgets)
+    return (
+        f"of a total of {method.total:g} the book, which holds the budgets {ready}, gives "
+        f"{(sparse + calls - len(asked)) / calls:.3f}"
+    )
 
 
 def _noise_check(book: MaskBook, pipe: weakref.ReferenceType[Any]) -> Callable[[Site], None]:

@@ -7,8 +7,10 @@ the host waits for nobody.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +55,7 @@ class Replay:
                 buffer.released = torch.cuda.current_stream(device).record_event()
                 buffer.device.record_stream(self._stream)
         self._current = 0
+        self._after: dict[tuple[float, int], tuple[float, int]] = {}
         self._first: tuple[float, int] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="jali-bits")
 
@@ -66,6 +69,12 @@ class Replay:
         if self._buffers[self._current].key != (budget, step):
             self._turn(budget, step)
         return self._buffers[self._current].device[layer, branch]
+
+    def expect(self, steps: Sequence[tuple[float, int]]) -> None:
+        """The (budget, step) of a run in order: what to send for while each is running."""
+        self._after = dict(pairwise((*steps, *steps[:1])))  # the next generation begins there
+        if steps:
+            self.prefetch(*steps[0])
 
     def prefetch(self, budget: float, step: int) -> None:
         """Begin to load a step into the buffer that is not in use."""
@@ -99,7 +108,9 @@ class Replay:
             raise
         if self._stream is not None:
             stream.wait_event(buffer.copied)
-        if step + 1 < self._book.steps:
+        if (budget, step) in self._after:
+            self.prefetch(*self._after[budget, step])
+        elif step + 1 < self._book.steps:
             self.prefetch(budget, step + 1)
         elif self._first is not None:
             self.prefetch(*self._first)  # the next generation begins there

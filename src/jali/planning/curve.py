@@ -11,6 +11,8 @@ from jali.value import check_choice, check_share
 SHAPES = ("exponential", "linear", "flat")
 FLOOR = 0.03
 
+Table = tuple[tuple[float, ...], ...]  # a number for every step and layer
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -56,25 +58,32 @@ class Curve:
 
     def budgets(
         self, steps: int, layers: int, dense: Callable[[int, int], bool] | None = None
-    ) -> tuple[tuple[float, ...], ...]:
+    ) -> Table:
         """The budget of every step and layer; 1 where a call is dense, as `dense(step, layer)` is.
 
         Raises ValueError where no such run costs the total.
         """
+        table = self.tables(steps, layers, dense)
+        return table(self._solve(lambda a: mean(table(a)), steps))
+
+    def tables(
+        self, steps: int, layers: int, dense: Callable[[int, int], bool] | None = None
+    ) -> Callable[[float], Table]:
+        """All that it can be: budgets of every step and layer by a number from 0 (the least of
+        them) to 1 (all dense)."""
         if self.layers and len(self.layers) != layers:
             raise ValueError(f"the curve has {len(self.layers)} layers, the model {layers}")
         fixed = [[bool(dense and dense(s, n)) for n in range(layers)] for s in range(steps)]
         factors = self.layers or (1.0,) * layers
 
-        def table(a: float) -> list[list[float]]:
-            heights = self._heights(a, steps)
-            return [
-                [1.0 if held else min(1.0, max(self.floor, height * f))
-                 for f, held in zip(factors, row, strict=True)]
-                for height, row in zip(heights, fixed, strict=True)
-            ]  # fmt: skip
+        def table(a: float) -> Table:
+            return tuple(
+                tuple(1.0 if held else min(1.0, max(self.floor, height * f))
+                      for f, held in zip(factors, row, strict=True))
+                for height, row in zip(self._heights(a, steps), fixed, strict=True)
+            )  # fmt: skip
 
-        return tuple(map(tuple, table(self._solve(lambda a: _mean(table(a)), steps))))
+        return table
 
     def _solve(self, cost: Callable[[float], float], steps: int) -> float:
         """Where the cost, which rises with `a`, is the total."""
@@ -127,5 +136,6 @@ def _between(values: tuple[float, ...], at: float) -> float:
     return values[left] + (place - left) * (values[right] - values[left])
 
 
-def _mean(table: list[list[float]]) -> float:
+def mean(table: Table) -> float:
+    """Over steps and layers."""
     return sum(map(sum, table)) / (len(table) * len(table[0]))
