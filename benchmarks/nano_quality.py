@@ -325,7 +325,7 @@ def check_same(path: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
         if name == "prompts":
             was, now = f"{len(was or ())} of them", f"{len(now)}, or other ones"
         raise InputError(
-            f"{path} was made with another {name}: {was} there, {now} here; give another --output"
+            f"{path} was made with other {name}: {was} there, {now} here; give another --output"
         )
 
 

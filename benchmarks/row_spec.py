@@ -48,7 +48,9 @@ class RowSpec:
 
     @property
     def schedule(self) -> str:
-        shape = self.shape if isinstance(self.shape, str) else ",".join(map(str, self.shape))
+        shape = (
+            self.shape if isinstance(self.shape, str) else ",".join(f"{x:g}" for x in self.shape)
+        )
         return shape if self.floor == FLOOR else f"{shape}@{self.floor:g}"
 
     @property
