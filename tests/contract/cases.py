@@ -71,6 +71,13 @@ VARIANTS: dict[str, Method] = {
         0.2, levels=(4, "mean"), q_block=16, k_block=32, order=Tiled((2, 4, 4))
     ),
     "rd_price": RateDistortion(price=0.01, keep=0, q_block=32, k_block=24, levels=(8, "skip")),
+    "rd_statistics": RateDistortion(
+        0.3, samples=3, estimate="statistics", q_block=32, k_block=16
+    ),
+    "rd_statistics_few": RateDistortion(
+        price=0.01, keep=0, estimate="statistics", q_block=16, k_block=20, levels=(4, "skip"),
+        order=Gilbert(),
+    ),
     "entropy_tail": Entropy(Budget(0.2), q_block=32, k_block=16, tail=True),
     "psa_tail": Psa(q_block=32, k_block=16, tail=True),
     "rf_v2_tail": RfV2(0.8, block_size=48, tail=True),

@@ -9,6 +9,7 @@ import torch
 
 from jali import Budget, Entropy, RateDistortion, TokenGrid, attend
 from jali.methods.method import Query
+from jali.methods.rd import ESTIMATES
 from jali.planning.distortion import encode, error_table
 from jali.planning.plan import MEAN, SKIP
 from jali.planning.site import Site
@@ -130,8 +131,9 @@ def test_at_one_it_is_dense():
     torch.testing.assert_close(found.out, dense, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("estimate", ESTIMATES)
 @pytest.mark.parametrize("budget", [0.1, 0.2, 0.4])
-def test_it_errs_less_than_mass_at_the_same_cost(budget):
+def test_it_errs_less_than_mass_at_the_same_cost(budget, estimate):
     q, k, v = structured()
     dense = torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
@@ -140,7 +142,7 @@ def test_it_errs_less_than_mass_at_the_same_cost(budget):
         return float((found.out - dense).norm() / dense.norm())
 
     blocks = {"q_block": 32, "k_block": 32}
-    mine = error(RateDistortion(budget, samples=8, **blocks))
+    mine = error(RateDistortion(budget, samples=8, estimate=estimate, **blocks))
     other = error(Entropy(Budget(budget), samples=8, **blocks))
     assert mine < other
 
@@ -248,6 +250,7 @@ def test_tables_stay_within_their_limit():
         ({"k_block": 36}, "cannot be pooled 8×"),
         ({"samples": 0}, "samples must be at least 1"),
         ({"keep": 1.5}, "keep must be in"),
+        ({"estimate": "rows"}, "estimate must be 'samples' or 'statistics', got 'rows'"),
     ],
 )
 def test_what_cannot_be_is_refused(options, words):

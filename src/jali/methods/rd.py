@@ -9,18 +9,24 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from jali.kernels.lists import MEAN, group_size
+from jali.kernels.lists import MEAN
 from jali.methods.method import Method, Query
 from jali.methods.sampling import jittered_positions
-from jali.planning.distortion import ErrorTable, error_table
+from jali.planning.distortion import ErrorTable, error_table, samples_share
 from jali.planning.plan import LEVELS, RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.site import Site
+from jali.planning.statistics import statistics_share, statistics_table
 from jali.planning.tradeoff import choose_levels
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order, Raster
-from jali.value import check_count, check_share, check_steps
+from jali.value import check_choice, check_count, check_share, check_steps
 
 WORDS = {"mean": MEAN, "skip": SKIP}
+# How a table is made, and the share of dense attention's arithmetic that this takes.
+ESTIMATES = {
+    "samples": (error_table, samples_share),
+    "statistics": (statistics_table, statistics_share),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class RateDistortion(Method):
         price: instead of a budget, the squared error that a whole block of work must be worth: the
             quality is constant, the cost follows the content.
         samples: rows that are looked at in every query block.
+        estimate: what these rows see: all keys ("samples"), or means and variances of groups of
+            eight ("statistics"), for a tenth of the arithmetic.
         levels: those that may be chosen besides reading in full: 2, 4, 8 (means of so many keys),
             "mean" (the block as one key) and "skip".
         keep: how long a table serves, as a share of the run (float) or in steps (int); the
@@ -54,6 +62,7 @@ class RateDistortion(Method):
     samples: int = 8
     levels: tuple[int | str, ...] = (2, 4, 8, "mean", "skip")
     keep: float | int = 0.25
+    estimate: str = "samples"
     q_block: int = field(default=128, kw_only=True)
     k_block: int = field(default=128, kw_only=True)
     order: Order = field(default_factory=Raster, kw_only=True)
@@ -69,6 +78,7 @@ class RateDistortion(Method):
             raise ValueError(f"price must be a finite number above 0, got {self.price!r}")
         check_count("samples", self.samples)
         check_steps("keep", self.keep)
+        check_choice("estimate", self.estimate, ESTIMATES)
         for name in ("q_block", "k_block"):
             check_count(name, getattr(self, name))
         object.__setattr__(self, "levels", _checked(self.levels))
@@ -119,7 +129,8 @@ class RateDistortion(Method):
         at = jittered_positions(
             layout.q.tokens, self.q_block, self.samples, self.seed, site, layout.device
         )
-        table = error_table(q, query.k, query.v, layout, query.scale, at, self.codes, query.padding)
+        make, _ = ESTIMATES[self.estimate]
+        table = make(q, query.k, query.v, layout, query.scale, at, self.codes, query.padding)
         if tables is not None:
             tables.keep(site, period, layout, table)
         return table
@@ -130,9 +141,9 @@ class RateDistortion(Method):
         return int(site.step / steps + 1e-9) if steps > 1 else site.step
 
     def planning_share(self, layout: BlockLayout) -> float:
-        """Of making a table: sampled rows see all keys, values and their means once."""
-        keys = sum(1 / group_size(level, layout.blocks.k) for level in self.ratios)
-        return min(1.0, self.samples / layout.blocks.q) * keys
+        """Of making a table."""
+        _, share = ESTIMATES[self.estimate]
+        return share(layout, self.samples, self.codes)
 
     @property
     def mean_budget(self) -> float | None:

@@ -90,6 +90,13 @@ def error_table(
     return encode(errors.nan_to_num_(nan=0.0), levels)
 
 
+def samples_share(layout: BlockLayout, samples: int, levels: tuple[int, ...]) -> float:
+    """Its arithmetic as a share of dense attention's: sampled rows see all keys, values and their
+    means once."""
+    sizes = (group_size(level, layout.blocks.k) for level in levels if level != SKIP)
+    return min(1.0, samples / layout.blocks.q) * (1 + sum(1 / size for size in sizes))
+
+
 class _Pool(NamedTuple):
     """Keys, values and the logarithm of how many tokens each stands for, cut into N blocks."""
 
