@@ -35,6 +35,8 @@ from jali.evaluation.quality.perceptual import Perceptual
 from jali.files import check_place, digest, file_digest, read_json, write_json
 from jali.integration.stats import CallSums
 from jali.maskbook import MaskBook
+from jali.maskbook.cached import Cached
+from jali.maskbook.mode import check_model, get_ready
 from jali.methods import Method
 from jali.nano import folder
 from training.autoencoder import decode_whole
@@ -190,8 +192,8 @@ def matched(studio: Studio, spec: RowSpec, method: Method) -> tuple[Made, list[l
             if not tries:
                 raise
             break  # a corrected total, past what the schedule can have
-        if spec.name == CACHED:  # before the clock runs
-            derive(studio, spec, spread)
+        if isinstance(method, Cached):  # before the clock runs
+            get_ready(method.book, spread, torch.device(studio.device))
         tries.append((ask, studio.make(spec.steps, spread)))
         if abs(tries[-1][1].cost - spec.total) <= CLOSE:
             break
@@ -214,16 +216,6 @@ def corrected(tries: Sequence[tuple[float, float]], total: float) -> float:
         # Costs come in whole blocks: a secant may be steep by chance.
         slope = min(4.0, max(0.25, (asked - before) / (got - got_before)))
     return min(1.0, max(0.005, asked + slope * (total - got)))
-
-
-def derive(studio: Studio, spec: RowSpec, spread: Any) -> None:
-    """Make the plans of every budget of a cached run ready."""
-
-    def dense(step: int, layer: int) -> bool:
-        return step < spread.dense_steps * spec.steps or layer in spread.dense_layers
-
-    for budget in set(itertools.chain(*spread.curve.budgets(spec.steps, studio.layers, dense))):
-        spread.base.book.derive(budget, studio.device)
 
 
 class Benchmark:
@@ -361,10 +353,10 @@ def default_rows(book: Path | None) -> list[RowSpec]:
 
 def opened(studio: Studio, path: Path, rows: Sequence[RowSpec]) -> MaskBook:
     """The book of the method `cached`, or why it is of another model or run."""
-    from jali.maskbook.mode import check_model
-
     book = MaskBook.open(path)
     check_model(book, {"transformer": studio.pipe.transformer})
+    if not book.derives:
+        raise InputError(f"{path} has no importance, from which the budgets of a curve are derived")
     for row in rows:
         if row.steps != book.steps:
             raise InputError(
@@ -455,7 +447,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         studio = benchmark.studio
         replayed = [row for row in rows if row.name == CACHED]
         book = opened(studio, asked.book, replayed) if replayed else None
-    except (InputError, OSError) as error:
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     missing = [row for row in rows if asked.again or not benchmark.has(row)]
@@ -463,7 +455,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     for number, spec in enumerate(in_time(missing, asked.seconds), 1):
         try:
-            row = benchmark.measure(spec, cached(book) if spec.name == CACHED else make(spec))
+            method = Cached(book) if book and spec.name == CACHED else make(spec)
+            row = benchmark.measure(spec, method)
         except Exception as error:  # the other rows do not depend on this one
             failed += 1
             sys.stderr.write(f"{spec}: {type(error).__name__}: {error}\n")
@@ -473,13 +466,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if failed:
         sys.stderr.write(f"{failed} rows failed and are not in {asked.output}\n")
     return 1 if failed else 0
-
-
-def cached(book: MaskBook | None) -> Method:
-    from jali.maskbook.cached import Cached
-
-    assert book is not None
-    return Cached(book)
 
 
 if __name__ == "__main__":

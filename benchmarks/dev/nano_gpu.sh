@@ -3,7 +3,7 @@
 # pieces of time. The training runs on in the background; every call waits for it a while.
 #   nano_gpu.sh start 400     try the recipe at a fiftieth of its length, then train; wait up to 400 s
 #   nano_gpu.sh wait 500      wait on; when it is over, its files are in $OUT
-#   nano_gpu.sh look          held-out prompts at both sizes read back, every method at equal cost, a calibrated book,
+#   nano_gpu.sh look          held-out prompts at both sizes read back, methods at equal totals, a calibrated book,
 #                             and the GPU tests of books and metrics: all at once, nothing of it is timed
 # PACKAGES: a folder with diffusers, if the machine has none. JALI_WEIGHTS: a folder with LPIPS weights. STATE survives
 # between calls.
@@ -42,10 +42,8 @@ look)
     python3 -m training.evidence --weights "$STATE/pipe" --height "$height" --width "$width" --frames "$frames" \
       --output "$made/evidence-${height}x$width.json" --sheet "$OUT/sheet-${height}x$width.png" > "$made/evidence-$height.log" 2>&1 &
   done
-  for some in ${METHODS:-entropy,cached psa,random rf_v2,local ada_bsa}; do
-    python3 -m benchmarks.nano_quality --path "$STATE/pipe" --methods $some --output "$made/quality-${some%,*}.json" \
-      > "$made/quality-${some%,*}.log" 2>&1 &
-  done
+  python3 -m benchmarks.nano_quality --path "$STATE/pipe" --seconds "${SECONDS_OF_QUALITY:-500}" \
+    --output "$made/quality-totals.json" > "$made/quality.log" 2>&1 &
   OUT=$made python3 benchmarks/dev/book_quality.py --path "$STATE/pipe" > "$made/book.log" 2>&1 &
   python3 -m pytest -q -m gpu -p no:cacheprovider tests/maskbook/test_book_gpu.py tests/quality/test_metric.py > "$made/tests.log" 2>&1 &
   wait
