@@ -22,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+TOTALS = "quality-totals.json"  # of nano; before it there was quality-nano.json
 
 
 def cpu_table() -> str | None:
@@ -512,6 +513,26 @@ def nano_evidence_table() -> str | None:
 
 
 def nano_quality_table() -> str | None:
+    """Quality at equal totals, and where nobody has measured that, at equal budgets."""
+    from quality_tables import page
+
+    result = _newest(TOTALS)
+    if result is None:
+        return nano_budgets_table()
+    picture = "assets/nano-totals.svg"
+    return page(result, picture if (ROOT / "docs" / picture).exists() else None)
+
+
+def of_totals(name: str) -> str | None:
+    """A part of what `quality_tables` makes from the totals."""
+    import quality_tables
+
+    result = _newest(TOTALS)
+    made: str | None = None if result is None else getattr(quality_tables, name)(result)
+    return made
+
+
+def nano_budgets_table() -> str | None:
     """Every method at the same cost: PSNR, SSIM and LPIPS against the dense run."""
     result = _newest("quality-nano.json")
     if result is None:
@@ -570,6 +591,9 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "book-quality": book_quality_table,
     "nano-evidence": nano_evidence_table,
     "nano-quality": nano_quality_table,
+    "nano-reading": functools.partial(of_totals, "reading"),
+    "nano-sentence": functools.partial(of_totals, "sentence"),
+    "nano-rows": functools.partial(of_totals, "rows_section"),
     "kernel-methods": kernel_methods_table,
     "kernel-rows": kernel_rows_table,
     "wan": wan_table,

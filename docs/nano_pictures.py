@@ -5,6 +5,7 @@ python -m docs.nano_pictures heads            # what each head attends to, two m
 python -m docs.nano_pictures sheet PNG NAME   # a contact sheet of training.evidence, made small
 python -m docs.nano_pictures film MP4         # side-by-side.mp4 of a demo, made small
 python -m docs.nano_pictures world            # eight true films of the second world
+python -m docs.nano_pictures totals           # from benchmarks/results/quality-totals.json
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from benchmarks.quality_tables import Row
     from training.head_kind import Head
 
 HERE = Path(__file__).parent
@@ -29,6 +31,10 @@ INK, FAINT = "#1d2433", "#8a93a6"
 KINDS = {"local": "#2f6fb3", "temporal": "#3a9d6e", "frame": "#d98324", "global": "#b0413e"}
 PROMPT = "a large red striped ball moves right over a grey cloudy background"
 STEPS, LOOKED_AT = 12, (1, 5, 9)
+LINES = {
+    "rd": "#b0413e", "entropy": "#2f6fb3", "psa": "#3a9d6e", "ada_bsa": "#7d5ba6",
+    "rf_v2": "#d98324", "cached": "#3f9db5", "random": FAINT, "local": FAINT,
+}  # fmt: skip
 
 
 def losses() -> Figure:
@@ -86,6 +92,42 @@ def heads_figure(found: list[dict[str, Any]]) -> Figure:
         axis.set_xlabel("how far it looks in time", fontsize=8, color=FAINT)
         _quiet(axis)
     axes[0].set_ylabel("… in the picture", fontsize=8, color=FAINT)
+    return figure
+
+
+def totals(told: dict[str, Any]) -> Figure:
+    """PSNR over all work, planning included: a line for each method, on its better schedules."""
+    from matplotlib.figure import Figure
+
+    from benchmarks.quality_tables import CONTROLS, Results, best
+
+    results = Results(told)
+    figure = Figure(figsize=(5.2 * len(results.steps), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(results.steps), sharey=True, squeeze=False)[0]
+    for axis, steps in zip(axes, results.steps, strict=True):
+        lines: dict[str, list[Row]] = {}
+        for total in results.totals(steps):
+            for method in results.methods:
+                if (row := results.better(method, total, steps)) is not None:
+                    lines.setdefault(method, []).append(row)
+            esa = best(results.some(method="entropy", schedule="esa", total=total, steps=steps))
+            if esa is not None:
+                lines.setdefault("entropy, ESA's schedule", []).append(esa)
+        for label, rows in lines.items():
+            name = label.split(":")[0].split(",")[0]
+            usual = label == name and name not in CONTROLS
+            work = [row["achieved"] + row["planning"] for row in rows]
+            axis.plot(
+                work, [row["psnr"] for row in rows], color=LINES.get(name, INK), label=label,
+                linewidth=1.6 if usual else 1.0, linestyle="-" if usual else "--", marker="o",
+                markersize=3,
+            )  # fmt: skip
+        axis.set_title(f"{steps} steps", fontsize=9, color=INK)
+        axis.set_xlabel("total + planning, share of dense attention", fontsize=8, color=FAINT)
+        axis.grid(color="#e6e9ef", linewidth=0.6)
+        axis.legend(fontsize=7, frameon=False, labelcolor=INK)
+        _quiet(axis)
+    axes[0].set_ylabel("PSNR against dense, dB", fontsize=8, color=FAINT)
     return figure
 
 
@@ -148,7 +190,7 @@ def _row(head: Head) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("losses", "heads", "sheet", "film", "world"))
+    parser.add_argument("what", choices=("losses", "heads", "sheet", "film", "world", "totals"))
     parser.add_argument("given", nargs="*")
     asked = parser.parse_args()
     if asked.what == "losses":
@@ -159,6 +201,13 @@ def main() -> None:
         film(Path(asked.given[0]))
     elif asked.what == "world":
         world()
+    elif asked.what == "totals":
+        import matplotlib
+
+        told = json.loads((RESULTS / "quality-totals.json").read_text("utf-8"))
+        # Letters stay letters, and the same numbers give the same file.
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nano"}):
+            totals(told).savefig(ASSETS / "nano-totals.svg", metadata={"Date": None})
     else:
         rows = [_row(head) for head in heads()]
         text = ",\n".join(f"  {json.dumps(row)}" for row in rows)

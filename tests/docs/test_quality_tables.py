@@ -1,0 +1,135 @@
+"""Tables of quality per total work show the rows that there are, and say nothing of others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import quality_tables
+from benchmarks.row_spec import read_rows
+
+CLIPS = (-1.0, 0.0, 0.25, 0.75)  # of four clips against their mean
+
+
+def result(*lines: str, off: float = 0.0) -> dict[str, Any]:
+    """A file of results in which PSNR is 40 dB times the total, more for some methods."""
+    bonus = {"rd": 6.0, "entropy": 4.0, "psa": 1.5, "random": 0.0, "local": -1.0}
+    rows = []
+    for spec in read_rows(lines):
+        if spec.schedule == "esa" and spec.total < 0.4:
+            rows.append(spec.key | {"unreachable": "cannot be reached"})
+            continue
+        psnr = 40 * spec.total + bonus[spec.name] - 3 * (spec.schedule == "esa")
+        rows.append(
+            spec.key
+            | {
+                "achieved": spec.total + off, "planning": 0.016, "seconds": 2.0, "lpips": 0.01,
+                "psnr": psnr, "ssim": 0.9, "backends": ["triton"], "judge": JUDGE,
+                "clips": {"psnr": [psnr + apart * bonus[spec.name] for apart in CLIPS]},
+            }
+        )  # fmt: skip
+    dense = {"seconds": 1.0, "judge": JUDGE, "by_jali": {"psnr": 100.0}}
+    return {
+        "machine": {"device": "H200"}, "size": {"height": 192, "width": 320, "num_frames": 37},
+        "tokens": 9600, "world": "first", "guidance": 4.0, "dtype": "bfloat16", "rows": rows,
+        "date": "2026-11-16", "prompts": ["a", "b", "c", "d"], "dense": {"12": dense},
+    }  # fmt: skip
+
+
+JUDGE = {"colour": 1.0, "shape": 0.75, "motion": 1.0, "no_more": 0.5, "no_less": 1.0}
+ALL = [f"{m} exponential,esa .54,.4,.3 12" for m in ("rd", "entropy", "psa", "random", "local")]
+FULL = [line.replace("exponential,esa", s) for line in ALL for s in ("exponential", "esa")]
+
+
+def test_a_full_file_makes_every_table() -> None:
+    told = result(*FULL)
+    page = quality_tables.page(told, "assets/x.svg")
+    assert "bit for bit" in page
+    assert "](assets/x.svg)" in page
+    # rd at 0.4: 16 + 6 dB, and 2 dB before entropy. The clips differ by 2 + 2 × CLIPS, so the
+    # interval is t(3) · sqrt(6.5 / 3 / 4) = 3.18 · 0.736.
+    assert "| 12 | 0.40 | `rd`, exp | 0.416 | 22.00 | `entropy`, exp | 0.416 | 20.00 |" in page
+    assert "| `rd` | **27.6 exp** (+2.0 ± 2.3) |" in page
+    assert "| `psa` | 23.1 exp (-4.5 ± 5.3) |" in page
+    assert "| `entropy` | esa | 22.6 | 17.0 | – |" in page
+    assert "| `entropy` | exponential | **25.6** | **20.0** | **16.0** |" in page
+    assert "0.400 + 0.016 = 0.416: 22.0 dB" in page
+    assert "| 12 | dense | 1 | 100% | 75% | 100% | 50% | 100% |" in page
+
+
+def test_the_reading_says_what_the_rows_say() -> None:
+    told = quality_tables.reading(result(*FULL))
+    assert "20.0 instead of 17.0 dB at 0.40 (+3.0 ± 0.0)" in told
+    assert "+2.0 ± 2.3 dB at 0.40 (`entropy`, which may be chance)" in told
+    assert "**Every method beats both controls** at every total measured in 12 steps." in told
+    said = quality_tables.sentence(result(*FULL))
+    assert said is not None
+    assert "0.4 of all attention work gives 17.0 dB" in said
+    assert "`entropy` has 20.0 and `rd` 22.0 (its planning takes another 0.016)" in said
+    assert "by lot or by nearness have 16.0 and 15.0" in said
+
+
+def test_what_was_not_measured_is_not_spoken_of() -> None:
+    told = result("entropy exponential .4 12", "psa esa .3 12")
+    page = quality_tables.page(told)
+    assert "rd" not in page.replace("world", "")
+    assert "0.54" not in page
+    assert "![" not in page
+    assert "| `entropy` | 20.0 exp |" in page
+    assert "psa" not in page.replace("`psa`", "")
+    assert quality_tables.reading(told) == ""
+    assert quality_tables.sentence(told) is None
+    assert "| 12 | `entropy` | exponential | 0.40 | 0.400 | 0.016 | 20.00 |" in (
+        quality_tables.rows_section(told) or ""
+    )
+
+
+def test_a_file_without_rows_is_no_mistake() -> None:
+    told = result() | {"dense": {}}
+    assert "|" not in quality_tables.page(told)
+    assert quality_tables.reading(told) == ""
+    assert quality_tables.rows_section(told) is None
+
+
+def test_more_work_than_asked_is_told_and_never_best() -> None:
+    told = result("entropy exponential .4 12")
+    told["rows"] += result("rd exponential .4 12", off=0.03)["rows"]
+    page = quality_tables.page(told)
+    assert "| `rd` | 22.0 exp (+2.0 ± 2.3) at 0.430 |" in page
+    assert "| `entropy` | 20.0 exp (-2.0 ± 2.3) |" in page
+    assert quality_tables.reading(told) == ""
+
+
+def test_a_method_behind_a_control_is_in_italics() -> None:
+    told = result(*FULL)
+    for row in told["rows"]:
+        if row["method"] == "psa" and row["total"] == 0.3 and "psnr" in row:
+            row["psnr"] = 11.5
+    assert "*11.5 exp*" in quality_tables.page(told)
+    assert "**Behind a control** in 12 steps: `psa` at 0.30." in quality_tables.reading(told)
+
+
+def test_a_new_file_of_totals_takes_the_place_of_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benchmarks = Path(quality_tables.__file__).parent
+    monkeypatch.syspath_prepend(str(benchmarks))
+    from benchmarks import tables
+
+    old = benchmarks / "results/quality-nano.json"
+    (tmp_path / old.name).write_bytes(old.read_bytes())
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    names = ("nano-quality", "nano-reading", "nano-sentence", "nano-rows")
+    made: dict[str, Callable[[], str | None]] = {name: tables.TABLES[name] for name in names}
+    before = made["nano-quality"]()
+    assert before is not None
+    assert "cost 0.7" in before
+    assert [made[name]() for name in names[1:]] == [None] * 3
+    (tmp_path / "quality-totals.json").write_text(json.dumps(result(*FULL)), encoding="utf-8")
+    after = [made[name]() for name in names]
+    assert None not in after
+    assert "cost 0.7" not in str(after[0])
