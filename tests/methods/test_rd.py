@@ -250,7 +250,7 @@ def test_tables_stay_within_their_limit():
         ({"k_block": 36}, "cannot be pooled 8×"),
         ({"samples": 0}, "samples must be at least 1"),
         ({"keep": 1.5}, "keep must be in"),
-        ({"estimate": "rows"}, "estimate must be 'samples' or 'statistics', got 'rows'"),
+        ({"estimate": "rows"}, "estimate must be 'samples', 'statistics' or 'mixed', got 'rows'"),
     ],
 )
 def test_what_cannot_be_is_refused(options, words):

@@ -8,6 +8,7 @@ import torch
 from jali import RateDistortion, TokenGrid
 from jali.methods.rd import ESTIMATES
 from jali.planning.distortion import error_table
+from jali.planning.mixture import mixed_table
 from jali.planning.plan import MEAN, SKIP
 from jali.planning.statistics import statistics_table
 from jali.tokens.layout import Blocks, block_layout
@@ -99,10 +100,19 @@ def test_heads_and_samples_do_not_matter_to_each_other(estimate):
 def test_a_query_that_is_not_finite_says_nothing(estimate):
     make, _ = ESTIMATES[estimate]
     q, k, v = tensors()
-    want = make(q, k, v, LAYOUT, 0.25, ROWS[:, :2], LEVELS).errors()
-    q[:, :, ROWS[:, 2]] = torch.nan
+    want = make(q, k, v, LAYOUT, 0.25, ROWS[:, :1], LEVELS).errors()
+    q[:, :, ROWS[:, 1:].flatten()] = torch.nan
     found = make(q, k, v, LAYOUT, 0.25, ROWS, LEVELS).errors()
     torch.testing.assert_close(found, want, rtol=0.2, atol=1e-7)
+
+
+def test_a_mixture_keeps_what_either_finds():
+    q, k, v = tensors()
+    rows = torch.arange(96).view(3, 32)[:, 5:20:3]  # five: the first and the fifth see all keys
+    found = mixed_table(q, k, v, LAYOUT, 0.25, rows, LEVELS).errors()
+    few = error_table(q, k, v, LAYOUT, 0.25, rows[:, [0, 4]], LEVELS).errors()
+    many = statistics_table(q, k, v, LAYOUT, 0.25, rows, LEVELS).errors()
+    torch.testing.assert_close(found, (few + many) / 2, rtol=0.1, atol=1e-9)
 
 
 def test_statistics_are_cheap():
@@ -112,3 +122,4 @@ def test_statistics_are_cheap():
     # 64 + 24 of 32,768.
     assert shares["samples"] == pytest.approx(0.0625 * (1 + 0.875 + 1 / 128))
     assert shares["statistics"] == pytest.approx(0.0625 * (1.5 / 8 + 1 / 128) + 88 / 32768)
+    assert shares["mixed"] == pytest.approx(shares["samples"] / 4 + shares["statistics"])

@@ -13,6 +13,7 @@ from jali.kernels.lists import MEAN
 from jali.methods.method import Method, Query
 from jali.methods.sampling import jittered_positions
 from jali.planning.distortion import ErrorTable, error_table, samples_share
+from jali.planning.mixture import mixed_share, mixed_table
 from jali.planning.plan import LEVELS, RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.site import Site
 from jali.planning.statistics import statistics_share, statistics_table
@@ -26,6 +27,7 @@ WORDS = {"mean": MEAN, "skip": SKIP}
 ESTIMATES = {
     "samples": (error_table, samples_share),
     "statistics": (statistics_table, statistics_share),
+    "mixed": (mixed_table, mixed_share),
 }
 
 
@@ -43,8 +45,9 @@ class RateDistortion(Method):
         price: instead of a budget, the squared error that a whole block of work must be worth: the
             quality is constant, the cost follows the content.
         samples: rows that are looked at in every query block.
-        estimate: what these rows see: all keys ("samples"), or means and variances of groups of
-            eight ("statistics"), for a tenth of the arithmetic.
+        estimate: what these rows see: all keys ("samples"); means and variances of groups of eight
+            ("statistics"), for a tenth of the arithmetic; or both, a quarter of them all keys
+            ("mixed").
         levels: those that may be chosen besides reading in full: 2, 4, 8 (means of so many keys),
             "mean" (the block as one key) and "skip".
         keep: how long a table serves, as a share of the run (float) or in steps (int); the
