@@ -33,7 +33,7 @@ PROMPT = "a large red striped ball moves right over a grey cloudy background"
 STEPS, LOOKED_AT = 12, (1, 5, 9)
 LINES = {
     "rd": "#b0413e", "entropy": "#2f6fb3", "psa": "#3a9d6e", "ada_bsa": "#7d5ba6",
-    "rf_v2": "#d98324", "cached": "#3f9db5", "random": FAINT, "local": FAINT,
+    "rf_v2": "#d98324", "cached": "#3f9db5", "random": "#6b7385", "local": "#b3bac7",
 }  # fmt: skip
 
 
@@ -102,7 +102,8 @@ def totals(told: dict[str, Any]) -> Figure:
     from benchmarks.quality_tables import CONTROLS, Results, best
 
     results = Results(told)
-    figure = Figure(figsize=(5.2 * len(results.steps), 3.6), layout="constrained")
+    shown: dict[str, Any] = {}
+    figure = Figure(figsize=(4.4 * len(results.steps) + 1.6, 3.6), layout="constrained")
     axes = figure.subplots(1, len(results.steps), sharey=True, squeeze=False)[0]
     for axis, steps in zip(axes, results.steps, strict=True):
         lines: dict[str, list[Row]] = {}
@@ -113,21 +114,27 @@ def totals(told: dict[str, Any]) -> Figure:
             esa = best(results.some(method="entropy", schedule="esa", total=total, steps=steps))
             if esa is not None:
                 lines.setdefault("entropy, ESA's schedule", []).append(esa)
+        drawn: dict[str, int] = {}  # lines of one colour differ in their strokes
         for label, rows in lines.items():
             name = label.split(":")[0].split(",")[0]
-            usual = label == name and name not in CONTROLS
+            stroke = ("-", "--", ":", "-.")[drawn.setdefault(name, 0) % 4]
+            drawn[name] += 1
             work = [row["achieved"] + row["planning"] for row in rows]
             axis.plot(
                 work, [row["psnr"] for row in rows], color=LINES.get(name, INK), label=label,
-                linewidth=1.6 if usual else 1.0, linestyle="-" if usual else "--", marker="o",
+                linestyle=stroke, linewidth=1.0 if name in CONTROLS else 1.6, marker="o",
                 markersize=3,
             )  # fmt: skip
+            shown.setdefault(label, axis.lines[-1])
         axis.set_title(f"{steps} steps", fontsize=9, color=INK)
         axis.set_xlabel("total + planning, share of dense attention", fontsize=8, color=FAINT)
         axis.grid(color="#e6e9ef", linewidth=0.6)
-        axis.legend(fontsize=7, frameon=False, labelcolor=INK)
         _quiet(axis)
     axes[0].set_ylabel("PSNR against dense, dB", fontsize=8, color=FAINT)
+    figure.legend(
+        list(shown.values()), list(shown), loc="outside right upper", fontsize=7, frameon=False,
+        labelcolor=INK, handlelength=3.5,
+    )  # fmt: skip
     return figure
 
 

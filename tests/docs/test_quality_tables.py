@@ -113,6 +113,19 @@ def test_a_method_behind_a_control_is_in_italics() -> None:
     assert "**Behind a control** in 12 steps: `psa` at 0.30." in quality_tables.reading(told)
 
 
+def test_the_picture_has_a_line_for_each_method_and_one_for_the_old_schedule() -> None:
+    from docs.nano_pictures import totals
+
+    told = result(*FULL, "rd:samples=4 exponential .4 30")
+    twelve, thirty = totals(told).axes
+    of = {line.get_label(): line for line in twelve.lines}
+    assert list(of) == ["rd", "entropy", "psa", "random", "local", "entropy, ESA's schedule"]
+    assert [line.get_label() for line in thirty.lines] == ["rd:samples=4"]
+    work, psnr = of["entropy, ESA's schedule"].get_data()
+    assert list(work) == pytest.approx([0.556, 0.416])  # planning included
+    assert list(psnr) == pytest.approx([22.6, 17.0])
+
+
 def test_a_new_file_of_totals_takes_the_place_of_the_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
