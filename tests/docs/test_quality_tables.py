@@ -61,6 +61,16 @@ def test_a_full_file_makes_every_table() -> None:
     assert "| 12 | dense | 1 | 100% | 75% | 100% | 50% | 100% |" in page
 
 
+def test_planning_is_paid_by_more_of_the_others_total() -> None:
+    told = result(*FULL)
+    for row in told["rows"]:
+        row["planning"] = 0.05 if row["method"] == "rd" else 0.0
+    # rd at 0.4 has 22 dB for 0.45 in all; entropy would have 40 · 0.45 + 4 there.
+    assert "| +2.0 ± 2.3 | +0.0 |" in quality_tables.page(told)
+    # At 0.54 nobody else has as much work.
+    assert "| 25.60 | +2.0 ± 2.3 |  |" in quality_tables.page(told)
+
+
 def test_the_reading_says_what_the_rows_say() -> None:
     told = quality_tables.reading(result(*FULL))
     assert "20.0 instead of 17.0 dB at 0.40 (+3.0 ± 0.0)" in told

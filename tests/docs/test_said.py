@@ -13,9 +13,9 @@ TOTALS = ROOT / "benchmarks/results/quality-totals.json"
 
 
 def test_the_readme_says_what_was_measured_on_nano() -> None:
-    if TOTALS.exists():
-        said = quality_tables.sentence(json.loads(TOTALS.read_text("utf-8")))
-        assert said is not None
+    told = json.loads(TOTALS.read_text("utf-8")) if TOTALS.exists() else {"rows": []}
+    said = quality_tables.sentence(told)
+    if said is not None:
         assert said in (ROOT / "README.md").read_text("utf-8")
         return
     rows = json.loads((ROOT / "benchmarks/results/quality-nano.json").read_text("utf-8"))["rows"]

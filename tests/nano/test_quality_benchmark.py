@@ -37,7 +37,9 @@ def lpips() -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, lpips: tuple[str, ...]) -> Path:
     output = tmp_path_factory.mktemp("quality") / "rows.json"
-    assert run(output, *lpips, *ROWS) == 0
+    plan = output.with_name("plan.txt")
+    plan.write_text("\n".join(("# what matters most comes first", *ROWS)), encoding="utf-8")
+    assert run(output, *lpips, "--from-file", str(plan)) == 0
     return output
 
 
