@@ -340,8 +340,8 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def weights_digest(path: Path) -> str:
-    """Of all weights of a model folder."""
-    files = sorted(path.rglob("*.safetensors"))
+    """Of all weights of a model folder, and of its noise levels."""
+    files = sorted([*path.rglob("*.safetensors"), path / "scheduler" / "scheduler_config.json"])
     return digest({str(file.relative_to(path)): file_digest(file) for file in files})[:16]
 
 
