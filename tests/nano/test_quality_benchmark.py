@@ -132,6 +132,7 @@ def test_other_weights_and_files_are_refused(
         ("entropy:tail=true linear@.05 .3 30", "entropy:tail=True linear@0.05 0.3 30"),
         ("rd:levels=(8,'mean','skip') 1,.5,.2 .3 30",
          "rd:levels=(8,'mean','skip') 1,0.5,0.2 0.3 30"),
+        ("rd:estimate=statistics esa .4 12", "rd:estimate='statistics' esa 0.4 12"),
         (f"psa flat@{FLOOR} 1 2", "psa flat 1 2"),
     ],
 )  # fmt: skip
