@@ -1,9 +1,9 @@
 """What a row of the quality benchmark is, and how it is written: `rd:samples=4 exponential .4 12`.
 
 METHOD SCHEDULE TOTAL STEPS, with several totals or steps between commas. A method may have options,
-`name:option=value,…`, whose values are Python's literals, JSON's words or bare ones. A schedule is `esa` (a
-fifth of the steps and layer 0 dense, the rest flat), `exponential`, `linear`, `flat`, or relative
-budgets along the run, `1,.5,.2`; `@.05` behind it is the least budget of a call.
+`name:option=value,…`, whose values are Python's literals, JSON's words or bare ones. A schedule is
+`esa` (a fifth of the steps and layer 0 dense, the rest flat), `exponential`, `linear`, `flat`, or
+relative budgets along the run, `1,.5,.2`; `@.05` behind it is the least budget of a call.
 """
 
 from __future__ import annotations
