@@ -121,7 +121,7 @@ class Studio:
             some, **self.size, num_inference_steps=steps, generator=dice,
             guidance_scale=self.guidance, output_type="latent",
         )  # fmt: skip
-        return out.frames  # type: ignore[no-any-return]
+        return out.frames
 
     def _now(self) -> float:
         if self.device == "cuda":
