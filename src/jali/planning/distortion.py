@@ -25,7 +25,11 @@ from jali.tokens.layout import BlockLayout
 from jali.tokens.padding import KeyPadding
 
 PER_OCTAVE = 4  # steps of a code in a factor of two
-LOGITS = 2**24  # so many are held at a time
+
+
+def numbers_at_once(device: torch.device) -> int:
+    """How many are held at a time: on a CPU what its cache holds."""
+    return 2**20 if device.type == "cpu" else 2**24
 
 
 class ErrorTable(NamedTuple):
@@ -75,8 +79,8 @@ def error_table(
     rows = q.index_select(2, positions.flatten()).unflatten(1, (-1, share))  # [B, Hkv, share, R, D]
     errors = q.new_empty(B, H, M, N, len(levels), dtype=torch.float32)
     sizes = [1, *(group_size(level, k_block) for level in levels if level != SKIP)]
-    pools = [_Pool.of(k, v, size, layout, padding) for size in sizes]
-    at_once = max(1, LOGITS // (share * P * N * k_block))  # query blocks
+    pools = _pools(k, v, layout, sizes, padding)
+    at_once = max(1, numbers_at_once(q.device) // (share * P * N * k_block))  # query blocks
     for b, kv in itertools.product(range(B), range(k.shape[1])):
         own = [each.of_head(b, kv) for each in pools]
         for m in range(0, M, at_once):
@@ -98,57 +102,68 @@ def samples_share(layout: BlockLayout, samples: int, levels: tuple[int, ...]) ->
 
 
 class _Pool(NamedTuple):
-    """Keys, values and the logarithm of how many tokens each stands for, cut into N blocks."""
+    """Keys in N blocks of groups; sums of their values, beside them how many keys each has."""
 
-    keys: Tensor  # [B, Hkv, N, g, D]
-    values: Tensor  # [B, Hkv, N, g, D]
-    log_count: Tensor  # [B|1, N, 1, g]
+    keys: Tensor  # means, [B, Hkv, N, g, D]
+    values: Tensor  # [B, Hkv, N, g, D + 1]
+    empty: Tensor | None  # −inf for groups without a real key, else 0; [B|1, N, 1, g]
 
     @classmethod
-    def of(
-        cls, k: Tensor, v: Tensor, size: int, layout: BlockLayout, padding: KeyPadding | None
-    ) -> _Pool:
-        N, k_block, S = layout.N, layout.blocks.k, k.shape[2]
-        real = torch.ones(1, S, dtype=torch.bool, device=k.device)
-        if padding is not None:
-            real = padding.valid(S)
-            k, v = (x.masked_fill(~real[:, None, :, None], 0) for x in (k, v))
-        count = F.pad(real, (0, N * k_block - S)).view(-1, N, k_block // size, size).sum(-1)
-        each = count.clamp_min(1)[:, None, ..., None]
-        shape = (N, k_block // size, size)
-        padded = (F.pad(at_least_fp32(x), (0, 0, 0, N * k_block - S)) for x in (k, v))
-        keys, values = (x.unflatten(2, shape).sum(4) / each for x in padded)
-        return cls(keys, values, count[:, :, None].log())
+    def of(cls, k: Tensor, v: Tensor, real: Tensor, size: int, whole: bool) -> _Pool:
+        """Of padded keys [B, Hkv, N, k_block, D], of which some are `real` [B|1, 1, N, k_block]."""
+        count = real.unflatten(3, (-1, size)).sum(-1)[..., None]
+        keys, values = (x.unflatten(3, (-1, size)).sum(4) if size > 1 else x for x in (k, v))
+        counts = count.expand(*values.shape[:-1], 1).to(values)
+        empty = None if whole else torch.where(count > 0, 0.0, -torch.inf)[:, 0].mT.to(keys)
+        means = keys if size == 1 else keys / count.clamp_min(1)
+        return cls(means, torch.cat([values, counts], -1), empty)
 
     def of_head(self, b: int, kv: int) -> _Pool:
-        """Of one sample and head: [N, g, D] and [N, 1, g]."""
-        keys, values, log_count = self
-        return _Pool(keys[b, kv], values[b, kv], log_count[b % len(log_count)])
+        """Of one sample and head: [N, g, D], [N, g, D + 1] and [N, 1, g]."""
+        keys, values, empty = self
+        return _Pool(keys[b, kv], values[b, kv], None if empty is None else empty[b % len(empty)])
+
+
+def _pools(
+    k: Tensor, v: Tensor, layout: BlockLayout, sizes: list[int], padding: KeyPadding | None
+) -> list[_Pool]:
+    N, k_block, S = layout.N, layout.blocks.k, k.shape[2]
+    missing = N * k_block - S
+    real = torch.ones(1, S, dtype=torch.bool, device=k.device)
+    if padding is not None:
+        real = padding.valid(S)
+        k, v = (x.masked_fill(~real[:, None, :, None], 0) for x in (k, v))
+    real = F.pad(real, (0, missing)).view(-1, 1, N, k_block)
+    padded = (F.pad(x, (0, 0, 0, missing)) if missing else x for x in (k, v))
+    keys, values = (at_least_fp32(x).unflatten(2, (N, k_block)) for x in padded)
+    whole = padding is None and not missing
+    return [_Pool.of(keys, values, real, size, whole) for size in sizes]
 
 
 def _row_errors(rows: Tensor, pools: list[_Pool], levels: tuple[int, ...]) -> Tensor:
     """‖Δ‖² of every row, block and level. rows [R, D], scaled -> [N, L, R]."""
     full = pools[0]
     logits = _logits(rows, full)
-    lse = logits.logsumexp((0, 2))  # [R]
-    lse = torch.where(lse == -torch.inf, 0, lse)  # a row that sees no real key
-    weights = (logits - lse[:, None]).exp_()
-    parts = weights @ full.values  # [N, R, D]
-    out = parts.sum(0)
-    exact = parts - weights.sum(-1, keepdim=True) * out
+    peak = logits.amax((0, 2))[:, None]  # [R, 1]
+    peak = torch.where(peak == -torch.inf, 0, peak)  # a row that sees no real key
+    parts = logits.sub_(peak).exp_() @ full.values  # [N, R, D + 1], the last is mass
+    total = parts[..., -1:].sum(0).clamp_min(torch.finfo(parts.dtype).tiny)  # [R, 1]
+    parts /= total
+    lse, out = peak + total.log(), parts[..., :-1].sum(0)
     errors = []
     pooled = iter(pools[1:])
     for level in levels:
-        change = exact
+        wrong = parts
         if level != SKIP:
             means = next(pooled)
-            weights = (_logits(rows, means) - lse[:, None]).exp_()
-            change = exact - (weights @ means.values - weights.sum(-1, keepdim=True) * out)
-        errors.append(change.square().sum(-1))
+            weights = _logits(rows, means).sub_(lse).exp_()
+            wrong = torch.baddbmm(parts, weights, means.values, alpha=-1)
+        change = torch.addcmul(wrong[..., :-1], wrong[..., -1:], out, value=-1)
+        errors.append(torch.linalg.vecdot(change, change))
     return torch.stack(errors, dim=1)
 
 
 def _logits(rows: Tensor, of: _Pool) -> Tensor:
     """[R, D] -> [N, R, g]."""
     found: Tensor = rows @ of.keys.mT
-    return found.add_(of.log_count)
+    return found if of.empty is None else found.add_(of.empty)

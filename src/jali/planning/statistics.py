@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jali.kernels.lists import MEAN
-from jali.planning.distortion import LOGITS, ErrorTable, encode
+from jali.planning.distortion import ErrorTable, encode, numbers_at_once
 from jali.planning.plan import SKIP
 from jali.planning.scoring import at_least_fp32
 from jali.tokens.layout import BlockLayout
@@ -53,8 +53,8 @@ def statistics_table(
     share = H // Hkv
     rows = q.index_select(2, positions.flatten()).view(B, Hkv, share, M, P, D)
     errors = q.new_empty(B, Hkv, share, M, N, len(levels), dtype=torch.float32)
-    group = group_of(layout.blocks.k)
-    block_rows = max(1, LOGITS // (share * P * N * layout.blocks.k // group))
+    held = share * P * N * max(D, layout.blocks.k // group_of(layout.blocks.k))
+    block_rows = max(1, numbers_at_once(q.device) // held)
     heads = max(1, block_rows // M)
     for b in range(B):
         for kv in range(0, Hkv, heads):
