@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 
 from jali import (
-    Budget,
     Entropy,
     Method,
     RateDistortion,

@@ -11,7 +11,7 @@ from jali import Budget, Entropy, RateDistortion, TokenGrid, attend
 from jali.methods.method import Query
 from jali.methods.rd import ESTIMATES
 from jali.planning.distortion import encode, error_table
-from jali.planning.plan import MEAN, SKIP
+from jali.planning.plan import MEAN, SKIP, BlockPlan
 from jali.planning.site import Site
 from jali.planning.tables import Tables
 from jali.planning.tradeoff import choose_levels
@@ -113,6 +113,30 @@ def test_levels_err_least_among_those_of_their_cost():
         )
         best = brute_force(full, [1.0, 0.25, 0.0], cost)
         assert ours <= best * 1.1 + 1e-6
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_price_is_the_lowest_that_costs_no_more(padded):
+    # Errors in any order: some levels are never the best of a block. Short blocks have levels that
+    # cost the same.
+    layout = block_layout(TokenGrid.flat(200), blocks=Blocks(16, 16))
+    dice = torch.Generator().manual_seed(2)
+    errors = torch.rand(2, 2, 13, 13, 5, generator=dice) ** 8
+    errors[..., ::3, 1] = 0.0
+    padding = KeyPadding(length=torch.tensor([150, 177])) if padded else None
+    table = encode(errors, LEVELS)
+
+    def cost(**asked):
+        levels = choose_levels(table, layout, padding=padding, **asked)
+        return BlockPlan(layout, (1, 2, 4, 8, MEAN), map=levels, padding=padding).costs.mean(1)
+
+    prices = torch.logspace(-12, 1, 400, base=10).tolist()
+    costs = torch.stack([cost(price=price) for price in prices])  # [prices, B]
+    for budget in (0.1, 0.2, 0.5, 0.8):
+        found = cost(budget=budget)
+        best = torch.where(costs <= budget, costs, 0).amax(0)
+        assert bool((found <= budget).all())
+        assert bool((found >= best - 1e-4).all())
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.1, 0.3, 0.6, 1.0])

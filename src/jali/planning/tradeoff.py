@@ -15,7 +15,9 @@ from jali.planning.plan import SKIP
 from jali.tokens.layout import BlockLayout
 from jali.tokens.padding import KeyPadding
 
-HALVINGS = 20  # of 253 octaves: a price is exact to 0.02 %
+OCTAVES = range(-126, 127)  # prices are normal fp32 numbers
+PER_PRICE_OCTAVE = 1024  # a price is exact to 0.07 %
+UNIT = 2**16  # of a block's work: whole numbers add up to the same in any order
 
 Sum = Callable[[Tensor], Tensor]
 
@@ -96,19 +98,46 @@ def _best(errors: Tensor, work: Tensor, fixed: Tensor, price: Tensor) -> Tensor:
 def _price(
     errors: Tensor, work: Tensor, fixed: Tensor, layout: BlockLayout, budget: float, total: Sum
 ) -> Tensor:
-    """The lowest price at which every sample costs no more than the budget. fp32 [B]."""
-    rows = layout.row_sizes.float()
+    """The lowest price at which every sample costs no more than the budget. fp32 [B].
+
+    Every block has prices at which it takes the next coarser level of those that are ever best.
+    What is saved there is added up by price, and the sums are looked through: one reduction over
+    ranks, and nothing is tried.
+    """
+    B, H = errors.shape[:2]
+    rows = layout.row_sizes
     if layout.counted_rows is not None:
         rows = rows * layout.counted_rows
-    # Work of the counted rows of all heads, here and on other ranks.
-    dense = total(errors.new_full((1,), errors.shape[1])) * rows.sum() * work[..., 0].sum(-1)
-    low = errors.new_full((errors.shape[0],), -126.0)
-    high = errors.new_full((errors.shape[0],), 127.0)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        best = _best(errors, work, fixed, middle.exp2())
-        read = work[:, None, None].expand(*best.shape, -1).gather(-1, best[..., None])
-        cost = (read.sum((-2, -1)) * rows).sum((1, 2))
-        over = total(cost) > budget * dense
-        low, high = torch.where(over, middle, low), torch.where(over, high, middle)
-    return high.exp2()
+    units = (work * UNIT).round().long()  # [B|1, N, 1 + L]
+    dense = H * rows.sum() * units[..., 0].sum(-1).expand(B)
+    bins = len(OCTAVES) * PER_PRICE_OCTAVE
+    saved = units.new_zeros(B * bins)
+    first = torch.arange(0, B * bins, bins, device=saved.device)[:, None, None, None]
+    current = units[:, None, None, :, 0]
+    for level in range(1, errors.shape[-1]):
+        price, best = _turn(errors, work, level)
+        here = units[:, None, None, :, level]
+        less = torch.where(best & ~fixed, current - here, 0) * rows[:, None]
+        current = torch.where(best, here, current)
+        place = ((price.log2() - OCTAVES.start) * PER_PRICE_OCTAVE).ceil_()
+        place = place.clamp_(0, bins - 1).long() + first
+        saved.scatter_add_(0, place.flatten(), less.flatten())
+    both = total(torch.cat([saved.view(B, bins), dense[:, None]], dim=1))  # of all heads
+    saved, dense = both[:, :-1], both[:, -1:]
+    over = dense - saved.cumsum(1) > budget * dense.double()
+    found = over.sum(1).clamp_max(bins - 1)
+    return (found / PER_PRICE_OCTAVE + OCTAVES.start).exp2()
+
+
+def _turn(errors: Tensor, work: Tensor, level: int) -> tuple[Tensor, Tensor]:
+    """The price from which a level is better than all finer ones, and whether it is ever the best:
+    whether no coarser one is better at that price. [B, H, M, N] each."""
+    own, paid = errors[..., level, None], work[:, None, None, :, level, None]
+    finer, coarser = slice(level), slice(level + 1, None)
+    from_price = (own - errors[..., finer]) / (work[:, None, None, :, finer] - paid)
+    low = from_price.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(-1)
+    if level == errors.shape[-1] - 1:
+        return low.clamp_min_(0), low < torch.inf
+    to_price = (errors[..., coarser] - own) / (paid - work[:, None, None, :, coarser])
+    high = to_price.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).amin(-1)
+    return low.clamp_min_(0), low < high
