@@ -146,6 +146,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ),
     ("generate --model hunyuan-video --negative-prompt x", ["--negative-prompt", "no effect"]),
     ("calibrate --output x.safetensors --branches both", ["--branches", "'both'"]),
+    ("calibrate --output x.safetensors --method psa", ["--method", "entropy", "rd", "'psa'"]),
+    ("calibrate --output x.safetensors --method rd --budgets 0.5", ["--budgets", "rd"]),
+    ("calibrate --output x.safetensors --option samples=3", ["--option samples", "rd"]),
     (
         "calibrate --output x.safetensors --no-importance --budgets=",
         ["--no-importance", "--budgets"],

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from jali.maskbook import Fingerprint, Header, MaskBook, write_book
+from jali.maskbook.error_book import ErrorBook
+from jali.maskbook.header import Errors
+from jali.planning import plan as levels
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Raster
@@ -44,3 +47,27 @@ def make(
     header = replace(header, **changes)
     x = slabs(header, seed)
     return write_book(path, header, lambda step, layer: x[step, layer])
+
+
+# Of rd: 4 steps in 3 parts of a run.
+OF_RD = replace(
+    SMALL, budgets=(), importance=False, errors=Errors((2, 4, 8, levels.MEAN, levels.SKIP), 0.3)
+)
+
+
+def errors(header: Header, seed: int = 0) -> torch.Tensor:
+    """Errors [places, layers, branches, H, M, N, L], larger the coarser the level; some are 0."""
+    g = torch.Generator().manual_seed(seed)
+    found = torch.randn(*header.outer, *header.slab, generator=g).mul(3).exp()
+    found = found.sort(-1).values
+    return found * (torch.rand(*found.shape[:-1], 1, generator=g) > 0.1)
+
+
+def make_errors(
+    path: Path | None = None, header: Header = OF_RD, seed: int = 0, **changes: Any
+) -> ErrorBook:
+    header = replace(header, **changes)
+    x = errors(header, seed)
+    made = write_book(path, header, lambda place, layer: x[place, layer])
+    assert isinstance(made, ErrorBook)
+    return made

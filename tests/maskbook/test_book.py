@@ -351,6 +351,6 @@ class TestHeader:
 
     def test_a_newer_format_says_so(self) -> None:
         plain = json.loads(books.SMALL.text())
-        plain["format"] = 2
-        with pytest.raises(BookError, match=r"format 2.*reads format 1"):
+        plain["format"] = 3
+        with pytest.raises(BookError, match=r"format 3.*reads formats 1 and 2"):
             read_header(json.dumps(plain), "x.safetensors")

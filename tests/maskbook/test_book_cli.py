@@ -100,6 +100,48 @@ class TestShow:
         assert "budget" in done.stderr
 
 
+class TestOfRd:
+    @pytest.fixture
+    def of_rd(self, tmp_path: Path) -> Path:
+        books.make_errors(tmp_path / "rd.safetensors", model="wan-t2v-1.3b")
+        return tmp_path / "rd.safetensors"
+
+    def test_info(self, of_rd: Path) -> None:
+        done = run("book", "info", of_rd, "--verify")
+        assert done.exit_code == 0
+        words = " ".join(done.output.split())
+        for part in ("3 parts of a run × 2 layers × 3 heads", "any, and any number of steps",
+                     "of the levels 2, 4, 8, mean, skip; a table serves 30% of a run",
+                     "every checksum is right"):  # fmt: skip
+            assert part in words
+        facts = json.loads(run("book", "info", of_rd, "--json").stdout)
+        assert facts["format"] == 2
+        assert facts["errors_bytes"] == 3 * 2 * 3 * (7 * 14 * 5 + 4)
+        assert facts["bytes"] == of_rd.stat().st_size
+
+    def test_show(self, of_rd: Path, tmp_path: Path) -> None:
+        done = run("book", "show", of_rd, "--budget", 0.4, "--output", tmp_path / "a.png")
+        assert done.exit_code == 0, done.stderr
+        assert "budget 0.4, cost 0.39" in done.stdout
+        assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+        table = json.loads(run("book", "show", of_rd, "--layer", 1, "--json").stdout)
+        assert table["budget"] == 0.5
+        costs = MaskBook.open(of_rd).costs(0.5)
+        assert table["heads_by_steps"][2][3] == pytest.approx(float(costs[3, 1, 0, 2]), abs=1e-5)
+
+    def test_what_cannot_be_made_of_it(self, of_rd: Path, path: Path, tmp_path: Path) -> None:
+        new = tmp_path / "new.safetensors"
+        for words, match in (
+            (("resample", of_rd, "--steps", 9), "serves any number of steps"),
+            (("resample", of_rd, "--grid", "2x4x9"), "calibrate at that size"),
+            (("merge", of_rd, path), "importance, the other one the errors of rd"),
+        ):
+            done = run("book", *words, "--output", new)
+            assert done.exit_code == 2
+            assert match in done.stderr
+            assert not new.exists()
+
+
 class TestMake:
     def test_resample(self, path: Path, tmp_path: Path) -> None:
         new = tmp_path / "b.safetensors"
@@ -162,9 +204,25 @@ class TestCalibrate:
         assert again.exit_code == 0
         assert "2 prompts" in again.stdout
 
+    def test_a_book_of_rd(self, words: list[Any], tmp_path: Path) -> None:
+        more = ("--method", "rd", "--option", "samples=2", "--option", "keep=0.5")
+        done = run(*words, *more, "--num-prompts", 1)
+        assert done.exit_code == 0, done.stderr
+        assert "the book will have about 259.2 kB; up to 2.1 MB lie beside it" in done.stderr
+        made = MaskBook.open(tmp_path / "b.safetensors")
+        assert made.header.errors is not None
+        assert (made.header.errors.keep, made.header.outer) == (0.5, (2, 3))
+        assert made.header.blocks.q == 32
+        assert made.header.sizes()["errors"] == 2 * 3 * 2 * 6 * 12 * 5
+
     @pytest.mark.parametrize(
         ("more", "match"),
         [
+            (("--method", "rd", "--option", "keep=3"), "keep is a share of the run"),
+            (("--method", "rd", "--option", "price=3.0"), "leave price out"),
+            (("--method", "rd", "--option", "stride=3"), "stride"),
+            (("--method", "rd", "--k-block", 12), "cannot be pooled 8"),
+            (("--method", "rd", "--height", 4096, "--width", 4096), "larger blocks"),
             (("--budgets", "half"), "--budgets are numbers"),
             (("--budgets", "2"), "budgets"),
             (("--num-prompts", 9), "only 3 prompts"),

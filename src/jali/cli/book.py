@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from jali.maskbook import MaskBook
+    from jali.maskbook import Header, MaskBook
+    from jali.maskbook.header import Errors
     from jali.tokens.grid import TokenGrid
 
 app = typer.Typer(
@@ -211,6 +212,10 @@ def facts(book: MaskBook) -> dict[str, Any]:
         "bits_bytes": sum(n for name, n in sizes.items() if name.startswith("bits.")),
         "importance_bytes": sizes.get("importance", 0) + sizes.get("peaks", 0),
         "importance_error": h.importance_error,
+        "format": h.format,
+        "errors_bytes": sizes.get("errors", 0) + sizes.get("tops", 0),
+        "levels": None if h.errors is None else list(h.errors.levels),
+        "keep": None if h.errors is None else h.errors.keep,
         "history": list(h.history),
         "jali": h.jali,
         "digest": book.digest,
@@ -224,15 +229,28 @@ def print_facts(book: MaskBook) -> None:
 
     h, known = book.header, facts(book)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    places = f"{h.steps} steps" if h.errors is None else f"{h.outer[0]} parts of a run"
     rows = {
         "book": f"{known['path']} ({decimal(book.bytes)})",
         "model": f"{h.model or 'not named'}: {', '.join(known['transformers'].values())}",
         "grid": f"{h.grid} = {h.grid.tokens:,} tokens, blocks {h.blocks}",
-        "plans": f"{h.steps} steps × {h.layers} layers × {h.heads} heads"
+        "plans": f"{places} × {h.layers} layers × {h.heads} heads"
         + ("" if h.branches == ("mean",) else f" × {len(h.branches)} branches"),
         "noise": f"{h.noise_kind} {h.noise[0]:.4g} to {h.noise[-1]:.4g}"
         + (" (worked out, not seen)" if h.noise_assumed else ""),
         "recorded": f"{len(h.prompts)} prompts, {h.scorer}, branches: {', '.join(h.branches)}",
+        **(_importance_rows(h, known) if h.errors is None else _error_rows(h.errors, known)),
+        "made by": f"jali {h.jali}" + "".join(f"; {line}" for line in h.history),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _importance_rows(h: Header, known: dict[str, Any]) -> dict[str, str]:
+    from rich.filesize import decimal
+
+    return {
         "budgets": ", ".join(
             f"{asked:g} (cost {cost:.3f})"
             for asked, cost in zip(h.budgets, known["costs"], strict=True)
@@ -243,11 +261,21 @@ def print_facts(book: MaskBook) -> None:
         if not h.importance
         else f"{decimal(known['importance_bytes'])} in 8 bits, off by at most "
         f"{100 * (h.importance_error or 0):.1f} %",
-        "made by": f"jali {h.jali}" + "".join(f"; {line}" for line in h.history),
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
+
+
+def _error_rows(errors: Errors, known: dict[str, Any]) -> dict[str, str]:
+    from rich.filesize import decimal
+
+    from jali.methods.rd import WORDS
+
+    words = {level: word for word, level in WORDS.items()}
+    levels = ", ".join(str(words.get(level, level)) for level in errors.levels)
+    return {
+        "budgets": "any, and any number of steps",
+        "errors": f"{decimal(known['errors_bytes'])}, of the levels {levels}; a table serves "
+        f"{errors.keep:.0%} of a run",
+    }
 
 
 def _show(book: MaskBook, budget: float, costs: NDArray[np.float32], layer: int | None) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def cached_method(settings: Settings) -> Method:
     """The book of the settings inside the usual schedule, as `cached_processor_mode` makes it."""
     book = MaskBook.open(str(settings.masks))
-    if settings.steps not in (None, book.steps):
+    if settings.steps not in (None, book.steps) and not book.fits_any_steps:
         raise ArgumentError(
             "steps",
             f": the book {settings.masks} is for {book.steps} steps, and {settings.steps} are "

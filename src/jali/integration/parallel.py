@@ -26,6 +26,12 @@ class Ranks:
     rank: int
     group: Any
 
+    def sum(self, x: Tensor) -> Tensor:
+        """A tensor of every rank, added up."""
+        x = x.contiguous()
+        dist.all_reduce(x, group=self.group)
+        return x
+
 
 def tensor_ranks(module: Any) -> Ranks | None:
     """The ranks of tensor parallelism: each has some heads and the whole sequence."""
@@ -136,9 +142,7 @@ class RateDistortionAcrossRanks(RateDistortion):
 
     def sum_over_ranks(self, work: Tensor) -> Tensor:
         assert self.ranks is not None
-        work = work.contiguous()
-        dist.all_reduce(work, group=self.ranks.group)
-        return work
+        return self.ranks.sum(work)
 
 
 def across_ranks(method: Method, ranks: Ranks) -> Method:
@@ -149,7 +153,7 @@ def across_ranks(method: Method, ranks: Ranks) -> Method:
         return EntropyAcrossRanks(**_options(method), ranks=ranks)
     if type(method) is RateDistortion:
         return RateDistortionAcrossRanks(**_options(method), ranks=ranks)
-    return method.for_rank(ranks.rank, ranks.count)
+    return method.among_ranks(ranks.rank, ranks.count, ranks.sum)
 
 
 def _options(method: Any) -> dict[str, Any]:

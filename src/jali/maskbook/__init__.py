@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from jali.maskbook.book import MaskBook
 from jali.maskbook.container import BookError
+from jali.maskbook.error_book import ErrorBook
 from jali.maskbook.fingerprint import Fingerprint
 from jali.maskbook.header import MEAN, Header
 from jali.maskbook.write import write_book
 
-__all__ = ["MEAN", "BookError", "Fingerprint", "Header", "MaskBook", "write_book"]
+__all__ = ["MEAN", "BookError", "ErrorBook", "Fingerprint", "Header", "MaskBook", "write_book"]

@@ -32,6 +32,8 @@ from jali.value import check_share
 
 if TYPE_CHECKING:
     from jali.maskbook.replay import Replay
+    from jali.methods.method import Query
+    from jali.planning.tradeoff import Sum
 
 KIND = "jali-maskbook"
 Floats = NDArray[np.float32]
@@ -41,8 +43,9 @@ class MaskBook:
     """Which blocks every layer reads in every step, for one model, grid and number of steps.
 
     `jali.calibrate` makes one, `MaskBook.open` reads one, `jali.cached_processor_mode` replays one.
-    Opening checks the header, the shape of the file and its small tables; the bits and the
-    importance of a step are checked against their checksums when they are first read.
+    (One of rd is an `ErrorBook`: it holds errors instead of choices, and serves any budget and
+    number of steps.) Opening checks the header, the shape of the file and its small tables; the
+    bits and the importance of a step are checked against their checksums when first read.
 
     Attributes:
         header: everything it says of itself: model, grid, blocks, noise levels, prompts, costs.
@@ -97,7 +100,13 @@ class MaskBook:
         for name, table in tables.items():  # a digest finds accidents, not forgeries
             if name.startswith("costs.") and not ((table >= 0) & (table < 1.001)).all():
                 raise BookError(f"{path}: {name} holds costs that are not shares in 0..1")
-        return cls(container, header, tables, path)
+            if name == "tops" and not ((table >= -127) & (table <= 127)).all():
+                raise BookError(f"{path}: tops holds errors that are no finite numbers")
+        if header.errors is not None:
+            from jali.maskbook.error_book import ErrorBook
+
+            return ErrorBook(container, header, tables, path)
+        return MaskBook(container, header, tables, path)
 
     # What it holds
 
@@ -122,6 +131,16 @@ class MaskBook:
     def derives(self) -> bool:
         """Whether it can be replayed at any budget, not only at those asked at calibration."""
         return self.header.importance
+
+    @property
+    def fits_any_steps(self) -> bool:
+        """Whether a run may have another number of steps than the calibration."""
+        return False
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        """Those that its plans may contain."""
+        return (1,)
 
     @property
     def digest(self) -> str:
@@ -159,9 +178,14 @@ class MaskBook:
         """
         return self.importance_slab(step, layer)[self.branch_index(branch)]
 
+    def slab(self, step: int, layer: int) -> Tensor:
+        """The means that the book was made of. fp32 [branches, H, M, N] on the host."""
+        return self.importance_slab(step, layer)
+
     def importance_slab(self, step: int, layer: int) -> Tensor:
         """The importance of all branches. fp32 [branches, H, M, N] on the host."""
         self.need_importance("its importance cannot be read")
+        self._check_place(step, layer)
         codes, peaks = (
             torch.from_numpy(np.array(x)) for x in self._read("importance", step, layer)
         )
@@ -172,6 +196,7 @@ class MaskBook:
         if (budget, step) in self._derived:
             return self._derived[budget, step][0]
         name = f"bits.{self._index(budget)}"
+        self._check_place(step, 0)
         for layer in range(self.layers):
             self._read(name, step, layer)
         return self._container.read(name, step)
@@ -201,6 +226,7 @@ class MaskBook:
 
     def _count(self, budget: float, step: int, layer: int) -> Floats:
         """What the bits of a layer in one step cost. fp32 [branches, H]."""
+        self._check_place(step, layer)
         (bits,) = self._read(f"bits.{self._index(budget)}", step, layer)
         kept = np.unpackbits(bits, axis=-1, count=self.header.N, bitorder="little")
         layout = self.layout()
@@ -220,6 +246,29 @@ class MaskBook:
         self.derive(budget)
         chosen = np.array(self.bits(budget, step)[layer, self.branch_index(branch)])
         return plan_of(torch.from_numpy(chosen).to(device), self.layout(device))
+
+    def replayed(
+        self,
+        query: Query,
+        budget: float,
+        heads: slice,
+        sum_over_ranks: Sum | None = None,  # noqa: ARG002
+    ) -> BlockPlan:
+        """The plan of a call that the book fits, for some of its heads."""
+        site, device = query.site, query.q.device
+        self.derive(budget, device, (site.step,))
+        branch = self.branch_index(site.branch)
+        bits = self.replay(device).bits(budget, site.step, site.layer, branch)
+        return plan_of(bits[heads], query.layout)
+
+    def get_ready(self, asked: Sequence[tuple[int, int, float]], device: torch.device) -> None:
+        """Derive what a run will ask for (step, layer and budget of its sparse calls) and the book
+        does not hold, and send for its first step."""
+        for budget, step in dict.fromkeys((budget, step) for step, _, budget in asked):
+            self.derive(budget, device, (step,))
+        # Of layers with budgets of their own the first one's: the others are fetched as they come.
+        first = {step: (budget, step) for step, _, budget in reversed(asked)}
+        self.replay(device).expect([first[step] for step in sorted(first)])
 
     # What it can be turned into
 
@@ -300,7 +349,7 @@ class MaskBook:
 
     def verify(self) -> None:
         """Read everything and check it against its checksums; BookError names a damaged place."""
-        for step, layer in np.ndindex(self.steps, self.layers):
+        for step, layer in np.ndindex(self.header.outer):
             for name in self.header.checked:
                 self._read(name, step, layer)
 
@@ -353,19 +402,23 @@ class MaskBook:
             )
 
     def _read(self, name: str, step: int, layer: int) -> list[NDArray[Any]]:
-        """[bits] or [importance, peaks] of one layer in one step, checked the first time."""
-        self._check_place(step, layer)
+        """The parts of a tensor for one layer in one step, checked the first time."""
         names = ("importance", "peaks") if name == "importance" else (name,)
         parts = [self._container.read(part, step, layer) for part in names]
         if (name, step, layer) in self._verified:
             return parts
-        place = f"step {step}, layer {layer}"
+        place = f"{'step' if self.header.errors is None else 'part'} {step}, layer {layer}"
         if checksum(*parts) != self._tables["checks"][self.header.checked.index(name), step, layer]:
             raise BookError(
                 f"{self._name} is damaged: the {name.split('.')[0]} of {place} do not match their "
                 f"checksum; copy the file again, or calibrate anew"
             )
-        # A checksum only finds accidents. These hold for every book, whoever made it.
+        self._check_numbers(name, parts, place)
+        self._verified.add((name, step, layer))
+        return parts
+
+    def _check_numbers(self, name: str, parts: list[NDArray[Any]], place: str) -> None:
+        """A checksum only finds accidents. These hold for every book, whoever made it."""
         used = self.header.N % 8  # bits of a row's last byte; 0 where all are
         if name == "importance":
             if not np.isfinite(parts[1]).all() or (parts[1] < 0).any():
@@ -374,5 +427,3 @@ class MaskBook:
             raise BookError(f"{self._name}: {place} has a row without a block")
         elif used and (parts[0][..., -1] >> used).any():
             raise BookError(f"{self._name}: {place} reads behind the keys")
-        self._verified.add((name, step, layer))
-        return parts

@@ -1,4 +1,4 @@
-"""Replay of a calibrated book: look up, attend. No scoring, no entropy, no selection."""
+"""Replay of a calibrated book: look up, attend. Nothing is scored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from jali.maskbook import MaskBook
-from jali.maskbook.bits import plan_of
 from jali.methods.method import Method, Query
 from jali.planning.budget import Budget
 from jali.planning.plan import BlockPlan
@@ -20,7 +19,7 @@ from jali.tokens.order import Order
 
 @dataclass(frozen=True)
 class Cached(Method):
-    """The plans of a book, found by step, layer and branch; the same for every prompt.
+    """The plans of a book, by step, layer and branch; the same for every prompt.
 
     Attributes:
         book: what is replayed.
@@ -28,6 +27,7 @@ class Cached(Method):
             importance before the first call.
         rank, ranks: which part of the heads is here, where ranks share them.
         check: asked at every call; raises for a run that the book does not fit.
+        sum_over_ranks: sums a tensor over those ranks: the heads of a book of rd share a budget.
 
     Raises:
         TypeError: `book` is no MaskBook, or `budget` no Budget.
@@ -45,8 +45,12 @@ class Cached(Method):
     rank: int = 0
     ranks: int = 1
     check: Callable[[Site], None] | None = field(default=None, compare=False, repr=False)
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     name: ClassVar[str] = "cached"
+    keeps_tables: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.book, MaskBook):
@@ -57,12 +61,12 @@ class Cached(Method):
             raise TypeError(f"budget must be a Budget, got {self.budget!r}")
         if self.budget != Budget(self.budget.mean):  # a floor or a ceiling
             raise ValueError(f"a book is asked for a mean share alone, got {self.budget}")
-        if self.budget.mean not in self.book.budgets and not self.book.header.importance:
+        if self.budget.mean not in self.book.budgets and not self.book.derives:
             self.book.derive(self.budget.mean)  # says why it cannot
 
     @property
     def ratios(self) -> tuple[int, ...]:
-        return (1,)
+        return self.book.ratios
 
     @property
     def token_order(self) -> Order:
@@ -82,25 +86,25 @@ class Cached(Method):
     def for_rank(self, rank: int, ranks: int) -> Cached:
         return replace(self, rank=rank, ranks=ranks)
 
+    def among_ranks(self, rank: int, ranks: int, total: Callable[[Tensor], Tensor]) -> Cached:
+        return replace(self, rank=rank, ranks=ranks, sum_over_ranks=total)
+
     def plan(self, query: Query) -> BlockPlan:
         if query.causal:
             raise ValueError("a book holds no causal plans")
         self._check_fit(query.layout, query.site)
         if self.check is not None:
             self.check(query.site)
-        mean = float(self.budget.mean)
-        device = query.q.device
-        self.book.derive(mean, device, (query.site.step,))
-        branch = self.book.branch_index(query.site.branch)
-        bits = self.book.replay(device).bits(mean, query.site.step, query.site.layer, branch)
-        return plan_of(self._heads(bits, query.q.shape[1]), query.layout)
+        part = self._heads(query.q.shape[1])
+        return self.book.replayed(query, float(self.budget.mean), part, self.sum_over_ranks)
 
-    def _heads(self, bits: Tensor, heads: int) -> Tensor:
-        """This rank's heads. bits uint8 [H, M, ⌈N / 8⌉]."""
-        if heads * self.ranks != bits.shape[0]:
+    def _heads(self, heads: int) -> slice:
+        """This rank's heads."""
+        known = self.book.header.heads
+        if heads * self.ranks != known:
             here = f"{heads} heads" + (f" on each of {self.ranks} ranks" if self.ranks > 1 else "")
-            raise ValueError(f"the book has {bits.shape[0]} heads, this call has {here}")
-        return bits[self.rank * heads : (self.rank + 1) * heads]
+            raise ValueError(f"the book has {known} heads, this call has {here}")
+        return slice(self.rank * heads, (self.rank + 1) * heads)
 
     def _check_fit(self, layout: BlockLayout, site: Site) -> None:
         """Refuse another geometry or schedule, naming both values."""
@@ -110,7 +114,7 @@ class Cached(Method):
                 f"the book is for the grid {h.grid}, this call has {layout.q_grid}; make one that "
                 f"fits with {_hint('grid', layout.q_grid)}"
             )
-        if site.steps != h.steps:
+        if site.steps != h.steps and not self.book.fits_any_steps:
             raise ValueError(
                 f"the book is for {h.steps} steps, this run has {site.steps}; make one that fits "
                 f"with {_hint('steps', site.steps)}"
@@ -119,7 +123,7 @@ class Cached(Method):
             raise ValueError(
                 f"the book is of {h.layers} layers, this transformer has {site.layers}"
             )
-        if site.transformer != h.transformers[site.step]:
+        if site.steps == h.steps and site.transformer != h.transformers[site.step]:
             raise ValueError(
                 f"step {site.step} belongs to {h.transformers[site.step]} in the book and to "
                 f"{site.transformer} here: the boundary between the experts is another one; "

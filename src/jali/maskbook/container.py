@@ -98,7 +98,7 @@ def open_container(path: Path) -> Container:
         text = file.read(length)
     try:
         opened = safe_open(path, "pt")
-        tensors = json.loads(text.decode(), object_pairs_hook=_unique)
+        tensors = json.loads(text.decode(), object_pairs_hook=unique)
     except (SafetensorError, ValueError) as error:
         raise BookError(
             f"{path} is no safetensors file, or was cut short or changed: {error}"
@@ -107,7 +107,8 @@ def open_container(path: Path) -> Container:
     return Container(metadata, tensors, opened, np.memmap(path, np.uint8, "r"))
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping of JSON in which no name occurs twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice in its header")
@@ -124,8 +125,8 @@ class ContainerWriter:
 
     def __init__(self, file: BinaryIO, tensors: TensorTable, room: int) -> None:
         self._file, self._tensors = file, tensors
-        self._data = -(-(8 + len(self._header({})) + room) // 4096) * 4096
-        reserve(file, self._data + max(t["data_offsets"][1] for t in tensors.values()))
+        self._data = data_start(tensors, room)
+        reserve(file, self._data + data_end(tensors))
 
     def put(self, name: str, array: NDArray[Any], number: int = 0) -> None:
         """Write part `number` of a tensor that is made of arrays of this size."""
@@ -139,16 +140,26 @@ class ContainerWriter:
         self._file.write(part.data)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        text = self._header(metadata)
+        text = _header(metadata, self._tensors)
         length = self._data - 8
         if len(text) > length:
             raise ValueError(f"the header has {len(text)} bytes, more than was left for it")
         self._file.seek(0)
         self._file.write(length.to_bytes(8, "little") + text.ljust(length))
 
-    def _header(self, metadata: Mapping[str, str]) -> bytes:
-        plain = {"__metadata__": dict(metadata), **self._tensors}
-        return json.dumps(plain, separators=(",", ":")).encode()
+
+def data_start(tensors: TensorTable, room: int) -> int:
+    """Where the tensors begin in a file with so much room for its metadata."""
+    return -(-(8 + len(_header({}, tensors)) + room) // 4096) * 4096
+
+
+def data_end(tensors: TensorTable) -> int:
+    """The bytes of all tensors."""
+    return max(int(tensor["data_offsets"][1]) for tensor in tensors.values())
+
+
+def _header(metadata: Mapping[str, str], tensors: TensorTable) -> bytes:
+    return json.dumps({"__metadata__": dict(metadata), **tensors}, separators=(",", ":")).encode()
 
 
 def reserve(file: BinaryIO, size: int) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # What two books must have in common, and of it what resampling can change.
 SAME = (
     "grid", "blocks", "order", "steps", "layers", "heads", "branches", "scorer", "sharpness",
-    "transformers", "noise_kind",
+    "transformers", "noise_kind", "errors",
 )  # fmt: skip
 RESAMPLED = ("grid", "blocks", "steps")
 
@@ -30,7 +30,10 @@ def merge(
     """See `MaskBook.merge`."""
     a, b = book.header, other.header
     for one in (book, other):
-        one.need_importance("it cannot be merged")
+        if one.header.errors is None:
+            one.need_importance("it cannot be merged")
+    if a.format != b.format:
+        raise ValueError("one of the books holds importance, the other one the errors of rd")
     _check_same(a, b)
     twice = set(a.prompts) & set(b.prompts)
     if twice:
@@ -49,7 +52,7 @@ def merge(
     share = len(a.prompts) / len(new.prompts) if new.prompts else 0.5
 
     def slab(step: int, layer: int) -> Tensor:
-        return other.importance_slab(step, layer).lerp(book.importance_slab(step, layer), share)
+        return other.slab(step, layer).lerp(book.slab(step, layer), share)
 
     return write_book(output, new, slab, device)
 
@@ -66,7 +69,8 @@ def _check_same(a: Header, b: Header) -> None:
     for name in SAME:
         mine, theirs = getattr(a, name), getattr(b, name)
         if mine != theirs:
-            hint = "; resample one of them first" if name in RESAMPLED else ""
+            can = name in RESAMPLED and a.errors is None
+            hint = "; resample one of them first" if can else ""
             raise ValueError(f"{name} is {mine} in one book and {theirs} in the other{hint}")
     if not np.allclose(a.noise, b.noise, rtol=1e-3, atol=1e-6):
         raise ValueError(

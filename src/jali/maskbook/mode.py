@@ -22,6 +22,7 @@ from jali.maskbook.cached import Cached
 from jali.maskbook.curve import BookCurve
 from jali.maskbook.fingerprint import Fingerprint
 from jali.maskbook.noise import noise_levels
+from jali.maskbook.resample import schedule_like
 from jali.methods import Schedule
 from jali.planning.budget import Budget
 from jali.planning.curve import Curve
@@ -150,13 +151,8 @@ def book_method(
 
 
 def get_ready(book: MaskBook, method: Schedule, device: torch.device) -> None:
-    """Derive what a run will ask for and the book does not hold, and send for the first step."""
-    asked = _asked(book, method)
-    for budget, step in dict.fromkeys((budget, step) for step, _, budget in asked):
-        book.derive(budget, device, (step,))
-    # Of layers with budgets of their own the first one's: the others are fetched as they come.
-    first = {step: (budget, step) for step, _, budget in reversed(asked)}
-    book.replay(device).expect([first[step] for step in sorted(first)])
+    """Prepare a book for a run of its own steps, before anything of it runs."""
+    book.get_ready(_asked(book, method), device)
 
 
 def _asked(book: MaskBook, method: Schedule) -> list[tuple[int, int, float]]:
@@ -193,16 +189,21 @@ def _noise_check(book: MaskBook, pipe: weakref.ReferenceType[Any]) -> Callable[[
         if compared and compared[0] is timesteps:
             return
         kind, levels = noise_levels(scheduler, site.steps) or ("", ())
-        off = np.abs(np.subtract(levels, h.noise)) if kind == h.noise_kind else np.zeros(1)
-        apart = ~(off <= CLOSE * (np.abs(h.noise).max() or 1.0))  # NaN is apart too
+        seen = site.steps == h.steps and not h.noise_assumed
+        own = h.noise if site.steps == h.steps else schedule_like(h.noise, site.steps)
+        off = np.abs(np.subtract(levels, own)) if kind == h.noise_kind else np.zeros(1)
+        apart = ~(off <= CLOSE * (np.abs(own).max() or 1.0))  # NaN is apart too
         if apart.any():
             step = int(apart.argmax())
+            fits = "calibrate with this one"
+            if h.errors is None:
+                levels_here = f"[the {site.steps} levels of this run]"
+                fits = f"make a book that fits with book.resample(steps={levels_here})"
             text = (
-                f"step {step} of the book is at noise level {h.noise[step]:.4g} ({kind}), here at "
-                f"{levels[step]:.4g}: the schedule is another one (its flow shift?); make a book "
-                f"that fits with book.resample(steps=[the {site.steps} levels of this run])"
+                f"step {step} of the book is at noise level {own[step]:.4g} ({kind}), here at "
+                f"{levels[step]:.4g}: the schedule is another one (its flow shift?); {fits}"
             )
-            if not h.noise_assumed:
+            if seen:
                 raise ValueError(text)
             log.warning("jali: %s", text)
         compared[:] = [timesteps]

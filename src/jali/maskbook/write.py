@@ -18,14 +18,25 @@ from torch import Tensor
 from jali import files
 from jali.maskbook.bits import keep_bits
 from jali.maskbook.book import KIND, MaskBook
-from jali.maskbook.container import ContainerWriter, FilePath, book_digest, checksum
+from jali.maskbook.container import (
+    ContainerWriter,
+    FilePath,
+    book_digest,
+    checksum,
+    data_end,
+    data_start,
+)
 from jali.maskbook.header import Header
 from jali.maskbook.quantization import OCTAVES, dequantize, quantize
 from jali.planning.budget import Budget
+from jali.planning.distortion import encode
 from jali.tokens.layout import block_layout
 
-# (step, layer) -> importance fp32 [branches, H, M, N], on any device.
+# (step, layer) -> importance fp32 [branches, H, M, N], or (place, layer) -> errors of rd
+# [branches, H, M, N, L]; on any device.
 Slabs = Callable[[int, int], Tensor]
+# Above 2¹²⁷ the logarithm of an error would round to one that is infinite.
+LARGEST = {"importance": torch.finfo(torch.float32).max, "errors": 2.0**127}
 # (steps written, steps)
 OnStep = Callable[[int, int], None]
 
@@ -38,7 +49,8 @@ def write_book(
     on_step: OnStep | None = None,
     scratch: Path | None = None,
 ) -> MaskBook:
-    """Make a book of importance: the 8-bit form of it, and the bits of every budget.
+    """Make a book of importance: the 8-bit form of it, and the bits of every budget. Or of the
+    errors of rd, where the header says so.
 
     Args:
         output: the file, which gets its name when it is complete; until then, and if anything
@@ -83,19 +95,32 @@ def check_output(output: Path) -> None:
         raise PermissionError(f"{output.parent} cannot be written to")
 
 
+def file_size(header: Header) -> int:
+    """The bytes of a book with this header, before there is one."""
+    tensors = header.tensors()
+    return data_start(tensors, _room(header)) + data_end(tensors)
+
+
+def _room(header: Header) -> int:
+    """For the header in JSON in JSON, with the numbers that are known last: at most 25 characters
+    each."""
+    return len(json.dumps(header.text())) + 25 * (len(header.budgets) + 2) + 200
+
+
 def _write(
     path: Path, header: Header, slabs: Slabs, device: torch.device | str, on_step: OnStep | None
 ) -> None:
+    if header.errors is not None:
+        _write_errors(path, header, slabs, device, on_step)
+        return
     tensors, count = header.tensors(), len(header.budgets)
-    # The header in JSON in JSON, with the numbers that are known last: at most 25 characters each.
-    room = len(json.dumps(header.text())) + 25 * (count + 2) + 200
     layout = block_layout(header.grid, None, header.order, header.blocks, None, device)
     outer = (header.steps, header.layers)
     costs = np.zeros((count, *outer, *header.slab[:2]), dtype=np.float32)
     checks = np.zeros((len(header.checked), *outer), dtype=np.uint32)
     worst = 0.0
     with path.open("r+b") as file:
-        writer = ContainerWriter(file, tensors, room)
+        writer = ContainerWriter(file, tensors, _room(header))
         for number, (step, layer) in enumerate(np.ndindex(outer)):
             x = slabs(step, layer).to(device, torch.float32)
             _check_slab(x, header, step, layer)
@@ -121,20 +146,47 @@ def _write(
         tables: dict[str, NDArray[Any]] = {f"costs.{i}": table for i, table in enumerate(costs)} | {
             "checks": checks
         }
-        if "filler" in tensors:
-            tables["filler"] = np.zeros(tensors["filler"]["shape"], dtype=np.uint8)
-        for name, table in tables.items():
-            writer.put(name, table)
-        digest = book_digest(header.text(), tensors, tables.values())
-        writer.finish({"format": KIND, "book": header.text(), "digest": digest})
+        _finish(writer, header, tables)
+
+
+def _write_errors(
+    path: Path, header: Header, slabs: Slabs, device: torch.device | str, on_step: OnStep | None
+) -> None:
+    assert header.errors is not None
+    tops = np.zeros((*header.outer, *header.slab[:2]), dtype=np.float32)
+    checks = np.zeros((1, *header.outer), dtype=np.uint32)
+    with path.open("r+b") as file:
+        writer = ContainerWriter(file, header.tensors(), _room(header))
+        for number, (place, layer) in enumerate(np.ndindex(header.outer)):
+            x = slabs(place, layer).to(device, torch.float32)
+            _check_slab(x, header, place, layer)
+            table = encode(x, header.errors.levels)
+            codes = table.codes.cpu().numpy()
+            writer.put("errors", codes, number)
+            tops[place, layer] = table.top.cpu().numpy()
+            checks[0, place, layer] = checksum(codes)
+            if on_step is not None and layer == header.layers - 1:
+                on_step(place + 1, header.outer[0])
+        _finish(writer, header, {"tops": tops, "checks": checks})
+
+
+def _finish(writer: ContainerWriter, header: Header, tables: dict[str, NDArray[Any]]) -> None:
+    tensors = header.tensors()
+    if "filler" in tensors:
+        tables["filler"] = np.zeros(tensors["filler"]["shape"], dtype=np.uint8)
+    for name, table in tables.items():
+        writer.put(name, table)
+    digest = book_digest(header.text(), tensors, tables.values())
+    writer.finish({"format": KIND, "book": header.text(), "digest": digest})
 
 
 def _check_slab(x: Tensor, header: Header, step: int, layer: int) -> None:
+    what, place = ("importance", "step") if header.errors is None else ("errors", "part")
     if tuple(x.shape) != header.slab:
-        raise ValueError(f"importance must be {list(header.slab)}, got {list(x.shape)}")
-    if not bool(((x >= 0) & x.isfinite()).all()):
+        raise ValueError(f"{what} must be {list(header.slab)}, got {list(x.shape)}")
+    if not bool(((x >= 0) & (x <= LARGEST[what])).all()):
         raise ValueError(
-            f"the importance of step {step}, layer {layer} is not finite and >= 0 everywhere"
+            f"the {what} of {place} {step}, layer {layer} is not finite and >= 0 everywhere"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Self
 
@@ -97,6 +98,12 @@ class Method(abc.ABC):
     def for_rank(self, rank: int, ranks: int) -> Method:  # noqa: ARG002
         """The method for one of several ranks that share the heads of a layer."""
         return self
+
+    def among_ranks(
+        self, rank: int, ranks: int, total: Callable[[Tensor], Tensor]  # noqa: ARG002
+    ) -> Method:  # fmt: skip
+        """The same, for a method whose ranks agree on something: `total` sums over them."""
+        return self.for_rank(rank, ranks)
 
     def blocks(self, preferred: Blocks) -> Blocks:
         """Its blocks, given those the backend likes best."""

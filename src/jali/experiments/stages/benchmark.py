@@ -123,8 +123,10 @@ def _with_steps(settings: Settings, steps: int, context: StageContext) -> Settin
     from jali.maskbook import MaskBook
 
     short = context.folder / f"masks-{steps}-steps.safetensors"
+    book = MaskBook.open(book_of(context.experiment, context.folder))
+    if book.fits_any_steps:
+        return replace(settings, steps=steps)
     if context.writes:
-        book = MaskBook.open(book_of(context.experiment, context.folder))
         try:
             book.resample(steps=steps, output=short).close()
         finally:

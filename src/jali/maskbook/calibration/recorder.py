@@ -19,10 +19,10 @@ from jali.integration.transformer import AttentionCall
 from jali.maskbook import MEAN
 from jali.maskbook.calibration.running_mean import RunningMean
 from jali.maskbook.calibration.scorer import Scorer
-from jali.methods import Entropy, Query
+from jali.maskbook.header import Errors
+from jali.methods import Method, Query
+from jali.planning.site import Site
 from jali.tokens.grid import TokenGrid
-from jali.tokens.layout import Blocks
-from jali.tokens.order import Order
 
 IN_FLIGHT = 8  # slabs between the device and the disk
 
@@ -33,15 +33,16 @@ Floats = NDArray[np.float32]
 class Recorder:
     """Scores calls on their device and averages them on disk.
 
-    Sums over branches wait in memory until their step is over; copies from a GPU and writing go
+    Sums over branches wait in memory until their step is over (of errors, until their part of the
+    run is); copies from a GPU and writing go
     on in a thread, in the order of the calls, so that a run gives the same numbers every time.
     """
 
     scorer: Scorer
-    blocks: Blocks
-    order: Order
+    method: Method  # of whose blocks and order it gets its queries
     branches: tuple[str, ...]
     start: Callable[[Recorder], RunningMean]
+    errors: Errors | None = None  # in which parts of a run, where errors are recorded
     on_step: Callable[[int, int], None] | None = None
     mean: RunningMean | None = None
     grid: TokenGrid | None = None
@@ -49,7 +50,8 @@ class Recorder:
     transformers: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Of the step that is going on, by step and layer: sum and count of each branch's calls.
+        self.places: dict[tuple[int, str], int] = {}  # as they come, as in a `Header`
+        # Of the place that is going on, by place and layer: sum and count of each branch's calls.
         self._pending: dict[tuple[int, int], dict[int, tuple[Floats, int]]] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="jali-calibrate")
         self._room = threading.Semaphore(IN_FLIGHT)
@@ -72,15 +74,21 @@ class Recorder:
         at = self._branch(site.branch)
         # A mean over samples of a batch: each is one prompt's or one branch's picture.
         scores = self.scorer(self._query(seen)).mean(0, dtype=torch.float32)
-        self._send(site.step, site.layer, at, scores)
+        self._send(self._place(site), site.layer, at, scores)
+
+    def _place(self, site: Site) -> int:
+        """Where in the book the step lies: a step is a place of its own, or one of several."""
+        if self.errors is None:
+            return site.step
+        key = self.errors.bucket(site.step, site.steps), site.transformer
+        return self.places.setdefault(key, len(self.places))
 
     def _query(self, seen: AttentionCall) -> Query:
         """The call on the book's blocks, in its order."""
-        method = Entropy(q_block=self.blocks.q, k_block=self.blocks.k, order=self.order)
         call = check_call(
-            seen.q, seen.k, seen.v, method, self.grid, scale=seen.scale, padding=seen.padding
+            seen.q, seen.k, seen.v, self.method, self.grid, scale=seen.scale, padding=seen.padding
         )
-        return prepare(call, method, "auto").query(seen.q, seen.k, seen.v, seen.site)[0]
+        return prepare(call, self.method, "auto").query(seen.q, seen.k, seen.v, seen.site)[0]
 
     def _check(self, seen: AttentionCall) -> None:
         """Every call must be one of the same grid, steps and layers."""
@@ -116,7 +124,7 @@ class Recorder:
 
     # To the disk
 
-    def _send(self, step: int, layer: int, branch: int, scores: Tensor) -> None:
+    def _send(self, place: int, layer: int, branch: int, scores: Tensor) -> None:
         for job in [job for job in self._jobs if job.done()]:
             self._jobs.remove(job)
             job.result()  # what went wrong there is said here
@@ -126,36 +134,38 @@ class Recorder:
             host = torch.empty(scores.shape, dtype=scores.dtype, pin_memory=True)
             host.copy_(scores, non_blocking=True)
             copied = torch.cuda.current_stream(scores.device).record_event()
-        job = self._worker.submit(self._fold, step, layer, branch, host, copied)
+        job = self._worker.submit(self._fold, place, layer, branch, host, copied)
         job.add_done_callback(lambda _: self._room.release())
         self._jobs.append(job)
 
-    def _fold(self, step: int, layer: int, branch: int, scores: Tensor, copied: Any) -> None:
+    def _fold(self, place: int, layer: int, branch: int, scores: Tensor, copied: Any) -> None:
         if copied is not None:
             copied.synchronize()
-        for key in [key for key in self._pending if key[0] != step]:
+        for key in [key for key in self._pending if key[0] != place]:
             self._flush(key)
-        here = self._pending.setdefault((step, layer), {})
+        here = self._pending.setdefault((place, layer), {})
         total, calls = here.get(branch, (np.float32(0), 0))
         here[branch] = (total + scores.numpy(), calls + 1)
 
     def _flush(self, key: tuple[int, int]) -> None:
-        step, layer = key
+        place, layer = key
+        where = f"{'step' if self.errors is None else 'part'} {place}"
         pending = self._pending.pop(key)
         for at, name in enumerate(self.branches):
             if at not in pending:
                 raise ValueError(
-                    f"branch {name!r} did not run in step {step}: without guidance there is "
+                    f"branch {name!r} did not run in {where}: without guidance there is "
                     f"nothing to keep apart; calibrate with branches='mean'"
                 )
         x = np.stack([pending[at][0] / np.float32(pending[at][1]) for at in sorted(pending)])
         if not np.isfinite(x).all() or (x < 0).any():
             raise ValueError(
-                f"{self.scorer.name} gave importance that is negative or not finite at step "
-                f"{step}, layer {layer}"
+                f"{self.scorer.name} gave {'importance' if self.errors is None else 'errors'} "
+                f"that {'is' if self.errors is None else 'are'} negative or not finite at {where}, "
+                f"layer {layer}"
             )
         assert self.mean is not None
-        self.mean.put(step, layer, x)
+        self.mean.put(place, layer, x)
 
     def finish(self) -> RunningMean:
         """A prompt is over: all of it is in the mean, or this raises."""

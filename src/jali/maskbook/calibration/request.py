@@ -12,10 +12,12 @@ from torch import Tensor
 from jali import files
 from jali.maskbook import MEAN, Fingerprint
 from jali.maskbook.calibration.scorer import Scorer
-from jali.maskbook.header import check_blocks
+from jali.maskbook.header import Errors, check_blocks
+from jali.methods import Entropy, Method, RateDistortion
 from jali.presets import schema
+from jali.presets.method import write_method
 from jali.tokens.layout import Blocks
-from jali.tokens.order import Order
+from jali.tokens.order import Order, Raster
 from jali.value import check_amount, check_count, check_share
 
 BRANCHES = {"mean": (MEAN,), "separate": ("cond", "uncond")}
@@ -34,6 +36,7 @@ class CalibrationRequest:
     scorer: Scorer
     blocks: Blocks
     order: Order
+    method: RateDistortion | None  # whose errors are recorded, instead of importance
     model: str | None
     steps: int | None
     arguments: Mapping[str, Any]
@@ -42,7 +45,7 @@ class CalibrationRequest:
         _check_prompts(self.prompts)
         for budget in self.budgets:
             check_share("every one of budgets", budget)
-        if not self.budgets and not self.importance:
+        if not self.budgets and not self.importance and self.method is None:
             raise ValueError("without importance a book needs budgets: nothing could be replayed")
         if self.branches not in BRANCHES:
             raise ValueError(f"branches is 'mean' or 'separate', got {self.branches!r}")
@@ -56,12 +59,29 @@ class CalibrationRequest:
     @property
     def header_fields(self) -> dict[str, Any]:
         """What a book's header says of its calibration."""
+        if self.errors is not None:
+            branches = BRANCHES[self.branches]
+            return {"branches": branches, "errors": self.errors, "importance": False}
         return {
             "budgets": tuple(sorted({float(budget) for budget in self.budgets})),
             "branches": BRANCHES[self.branches],
             "importance": self.importance,
             "sharpness": float(self.sharpness),
         }
+
+    @property
+    def errors(self) -> Errors | None:
+        """Of which levels, and in how many parts of a run, where they are recorded."""
+        if self.method is None:
+            return None
+        return Errors(self.method.codes, float(self.method.keep))
+
+    @property
+    def recording_method(self) -> Method:
+        """A method with the blocks and the order of the book."""
+        if self.method is not None:
+            return self.method
+        return Entropy(q_block=self.blocks.q, k_block=self.blocks.k, order=self.order)
 
     @property
     def prompt_digests(self) -> tuple[str, ...]:
@@ -84,8 +104,44 @@ class CalibrationRequest:
             "scorer": self.scorer.name,
             "blocks": [self.blocks.q, self.blocks.k],
             "order": schema.write(self.order),
+            **({} if self.method is None else {"method": write_method(self.method)}),
             **{f"argument {name}": _plain(value) for name, value in sorted(self.arguments.items())},
         }
+
+
+def method_of_errors(
+    method: str | Method, blocks: Blocks | None, order: Order | None, **others: Any
+) -> RateDistortion | None:
+    """The rd whose errors are recorded; None where importance is, as entropy has it.
+
+    `others` are arguments that only mean something for importance.
+    """
+    if method == "entropy":
+        return None
+    if method == "rd":
+        q, k = (blocks.q, blocks.k) if blocks is not None else (128, 128)
+        method = RateDistortion(q_block=q, k_block=k, order=order or Raster())
+    elif isinstance(method, RateDistortion):
+        others = {**others, "blocks": blocks, "order": order}
+    else:
+        raise ValueError(
+            f"a book is made by the method 'entropy' (of importance) or 'rd' (of errors), got "
+            f"{method!r:.80}"
+        )
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} has no meaning for a book of rd: its options are those of RateDistortion, "
+                f"and it serves any budget"
+            )
+    if method.price is not None:
+        raise ValueError("a book of rd is asked for a budget when it is replayed: leave price out")
+    if not isinstance(method.keep, float) or method.keep == 0:
+        raise ValueError(
+            f"a book of rd serves any number of steps, so keep is a share of the run above 0, as "
+            f"0.25, got {method.keep!r}"
+        )
+    return method
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:

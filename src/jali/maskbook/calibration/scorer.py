@@ -1,13 +1,14 @@
-"""What is recorded: how important each key block is to each query block. Rows sum to 1."""
+"""What is recorded: how important each key block is to each query block (rows sum to 1), or what
+reading it less finely would do."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from jali.methods import Query
+from jali.methods import Query, RateDistortion
 from jali.planning.scoring import antidiagonal_scores, mean_scores, sample_positions, sampled_scores
 from jali.value import check_count
 
@@ -73,3 +74,20 @@ class BlockMeans:
     def __call__(self, query: Query) -> Tensor:
         scores = mean_scores(query.q, query.k, query.layout, query.scale, query.padding)
         return scores.softmax(-1).nan_to_num(0.0)
+
+
+@dataclass(frozen=True)
+class TableErrors:
+    """rd's: what reading each block at every level does to the output. fp32 [B, H, M, N, L]."""
+
+    method: RateDistortion
+
+    @property
+    def name(self) -> str:
+        # Its other options say what is done with the errors, or stand in the book by themselves.
+        other = ("budget", "price", "levels", "keep", "q_block", "k_block", "order")
+        own = {f.name: getattr(self.method, f.name) for f in fields(self.method)}
+        return " ".join(["rd", *(f"{n}={x}" for n, x in own.items() if n not in other)])
+
+    def __call__(self, query: Query) -> Tensor:
+        return self.method.table(query).errors()

@@ -17,14 +17,19 @@ from jali import files
 from jali.integration.modes import apply_sparse_attention, transformers_of
 from jali.maskbook import Fingerprint, Header, MaskBook, write_book
 from jali.maskbook.calibration.recorder import Recorder
-from jali.maskbook.calibration.request import CalibrationRequest, settings_digest
+from jali.maskbook.calibration.request import (
+    CalibrationRequest,
+    method_of_errors,
+    settings_digest,
+)
 from jali.maskbook.calibration.running_mean import RunningMean
-from jali.maskbook.calibration.scorer import Sampled, Scorer
+from jali.maskbook.calibration.scorer import Sampled, Scorer, TableErrors
+from jali.maskbook.calibration.size import check_limit, expected_bytes, parts_of_run
 from jali.maskbook.header import read_grid, write_grid
 from jali.maskbook.mode import device_of
 from jali.maskbook.noise import noise_levels
-from jali.maskbook.write import check_output
-from jali.methods import FastestDense
+from jali.maskbook.write import check_output, file_size
+from jali.methods import FastestDense, Method
 from jali.tokens.layout import Blocks
 from jali.tokens.order import Order, Raster
 from jali.version import __version__
@@ -38,13 +43,18 @@ Generate = Callable[[str, int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a calibration stands: a step of a prompt, or of writing the book."""
+    """Where a calibration stands: a step of a prompt, or of writing the book.
+
+    `bytes` is the size of the file, exactly; with two transformers one part of the run may need
+    less.
+    """
 
     prompt: int
     prompts: int
     step: int
     steps: int
     writing: bool = False
+    bytes: int | None = None  # of the book, at most, as soon as that is known
 
 
 def calibrate(
@@ -55,19 +65,23 @@ def calibrate(
     model: str | None = None,
     steps: int | None = None,
     seed: int = 0,
-    budgets: Sequence[float] = BUDGETS,
+    budgets: Sequence[float] | None = None,
     branches: str = "mean",
-    importance: bool = True,
-    sharpness: float = 1.0,
+    importance: bool | None = None,
+    sharpness: float | None = None,
     scorer: Scorer | None = None,
     blocks: Blocks | None = None,
     order: Order | None = None,
     resume: bool = False,
     generate: Generate | None = None,
     progress: Callable[[Progress], None] | None = None,
+    method: str | Method = "entropy",
     **arguments: Any,
 ) -> MaskBook:
     """Run prompts densely, average what every layer attends to in every step, and write a book.
+
+    Or, with the method "rd", what reading a block less finely does to the output, in a few parts of
+    the run: such a book serves any budget and any number of steps.
 
     The running mean lies in `OUTPUT.partial` until the book is complete: killed at any moment, a
     call with `resume=True` loses at most the prompt in progress and ends with the same book, bit
@@ -80,7 +94,7 @@ def calibrate(
         model: a name of the registry: each prompt is a `generate_video` with `arguments` (height,
             width, num_frames, guidance, …). Without one the pipeline is called with them.
         steps: of denoising; None: as many as the model or the pipeline takes by itself.
-        budgets: shares in 0..1 whose plans are made ready.
+        budgets: shares in 0..1 whose plans are made ready, 0.7, 0.5 and 0.3 if not given.
         branches: "mean" averages over guidance branches, "separate" keeps them apart.
         importance: False leaves the 8-bit importance out: the file is far smaller, but no other
             budget can be derived, and nothing resampled or merged.
@@ -90,20 +104,33 @@ def calibrate(
         resume: go on after the last whole prompt of an earlier call with the same arguments.
         generate: `generate(prompt, seed)` runs the pipeline instead.
         progress: called with a `Progress` for every step.
+        method: "entropy" for importance; "rd" or a `RateDistortion` for errors: of its levels, by
+            its samples, in parts of its `keep` (0.25 of the run), on its blocks (128 × 128). Then
+            budgets, importance, sharpness and scorer have no meaning and are refused.
 
     Raises:
         ValueError, TypeError: an argument that cannot be, before anything runs; an unfinished
-            calibration of other arguments, or without `resume`; prompts of several sizes.
+            calibration of other arguments, or without `resume`; prompts of several sizes; a book
+            of rd that would have more than 64 GiB.
         LockedError: another process is calibrating to `output`.
         OSError: the disk is full, said before a prompt runs, or cannot be written to.
 
     Example:
         >>> book = calibrate(pipe, ["a cat"], "wan.safetensors", steps=50)  # doctest: +SKIP
     """
+    rd = method_of_errors(
+        method, blocks, order,
+        budgets=budgets, importance=importance, sharpness=sharpness, scorer=scorer,
+    )  # fmt: skip
+    blocks = blocks or Blocks(256, 128)
     request = CalibrationRequest(
-        prompts=prompts, seed=seed, budgets=budgets, branches=branches, importance=importance,
-        sharpness=sharpness, scorer=scorer or Sampled(), blocks=blocks or Blocks(256, 128),
-        order=order or Raster(), model=model, steps=steps, arguments=arguments,
+        prompts=prompts, seed=seed, budgets=BUDGETS if budgets is None else budgets,
+        branches=branches, importance=importance is not False,
+        sharpness=1.0 if sharpness is None else sharpness,
+        scorer=(scorer or Sampled()) if rd is None else TableErrors(rd),
+        blocks=blocks if rd is None else Blocks(rd.q_block, rd.k_block),
+        order=order or Raster() if rd is None else rd.order,
+        method=rd, model=model, steps=steps, arguments=arguments,
     )  # fmt: skip
     check_output(Path(output))
     return _run(pipe, request, Path(output), resume, generate, progress or (lambda _: None))
@@ -119,6 +146,14 @@ def _run(
 ) -> MaskBook:
     transformers = dict(transformers_of(pipe)[1])
     _refuse_ranks(transformers)
+    if request.model is not None and request.errors is not None:
+        size = {name: request.arguments.get(name) for name in ("height", "width", "num_frames")}
+        check_limit(
+            expected_bytes(
+                request.model, request.errors, request.blocks, request.branches, request.steps,
+                **size,
+            )
+        )  # fmt: skip
     fingerprints = {name: Fingerprint.of(module) for name, module in transformers.items()}
     settings = request.settings(fingerprints)
     folder = output.with_name(f"{output.name}.partial")
@@ -131,7 +166,7 @@ def _run(
         found = _unfinished(folder, settings, resume)
         try:
             run = generate or _generator(pipe, request)
-            mean = _record(pipe, run, request, settings, folder, found, tell)
+            mean = _record(pipe, run, request, settings, folder, found, tell, fingerprints)
             book = write_book(
                 output,
                 _header(mean, request, fingerprints),
@@ -159,6 +194,7 @@ def _record(
     folder: Path,
     found: RunningMean | None,
     tell: Callable[[Progress], None],
+    fingerprints: Mapping[str, Fingerprint],
 ) -> RunningMean:
     """Run the prompts that are left."""
     done, count = 0, len(request.prompts)
@@ -167,11 +203,22 @@ def _record(
         log.info("jali: going on after %d of %d prompts", done, count)
         if done == count:
             return found
-    current = done
+    current, size = done, 0
+
+    def start(recorder: Recorder) -> RunningMean:
+        nonlocal size
+        shape = _shape(recorder, len(fingerprints))
+        facts = {"settings": settings, "shape": shape, **_facts(recorder, pipe)}
+        size = file_size(_header(RunningMean(folder, 0, facts), request, fingerprints))
+        if request.errors is not None:
+            check_limit(size)
+        log.info("jali: the book will have %s bytes", f"{size:,}")
+        return _begin(recorder, folder, settings, found, shape)
+
     recorder = Recorder(
-        request.scorer, request.blocks, request.order, request.header_fields["branches"],
-        start=lambda recorder: _begin(recorder, folder, settings, found),
-        on_step=lambda step, steps: tell(Progress(current, count, step, steps)),
+        request.scorer, request.recording_method, request.header_fields["branches"], start,
+        errors=request.errors,
+        on_step=lambda step, steps: tell(Progress(current, count, step, steps, bytes=size)),
     )  # fmt: skip
     handle = apply_sparse_attention(pipe, FastestDense())
     # Every call has to come by, also where the user chose who does the dense ones.
@@ -184,7 +231,7 @@ def _record(
             with torch.no_grad():
                 generate(request.prompts[current], request.seed + current)
             mean = recorder.finish()
-            _check_complete(mean, handle.run.left_out)
+            _check_complete(mean, recorder, handle.run.left_out)
             mean.commit(_facts(recorder, pipe))
     finally:
         recorder.close()
@@ -192,16 +239,27 @@ def _record(
     return mean
 
 
-def _begin(
-    recorder: Recorder, folder: Path, settings: dict[str, Any], found: RunningMean | None
-) -> RunningMean:
-    """The running mean, now that the first call has shown how large it is."""
+def _shape(recorder: Recorder, transformers: int) -> list[int]:
+    """Of the running mean, now that the first call has shown how large it is."""
     assert recorder.sizes is not None
     assert recorder.grid is not None
     steps, layers, heads = recorder.sizes
-    tokens, blocks = recorder.grid.tokens, recorder.blocks
+    tokens, blocks = recorder.grid.tokens, recorder.method.blocks(Blocks(256, 128))
     rows, columns = -(-tokens // blocks.q), -(-tokens // blocks.k)
-    shape = [steps, layers, len(recorder.branches), heads, rows, columns]
+    own = [layers, len(recorder.branches), heads, rows, columns]
+    if recorder.errors is None:
+        return [steps, *own]
+    places = parts_of_run(recorder.errors, steps, transformers)
+    return [places, *own, len(recorder.errors.levels)]
+
+
+def _begin(
+    recorder: Recorder,
+    folder: Path,
+    settings: dict[str, Any],
+    found: RunningMean | None,
+    shape: list[int],
+) -> RunningMean:
     if found is None:
         found = RunningMean(folder, 0, {"settings": settings, "shape": shape})
     else:
@@ -211,30 +269,35 @@ def _begin(
     return found
 
 
-def _check_complete(mean: RunningMean, left_out: Sequence[str]) -> None:
+def _check_complete(mean: RunningMean, recorder: Recorder, left_out: Sequence[str]) -> None:
     missing = mean.missing()
+    where = "step"
+    if recorder.errors is not None:  # of two transformers, one may take over between two parts
+        missing = [place for place in missing if place[0] < len(recorder.places)]
+        where = "part"
     if missing:
-        step, layer = missing[0]
+        place, layer = missing[0]
         why = f" ({'; '.join(left_out)})" if left_out else ""
         raise ValueError(
             f"{len(missing)} of {mean.shape[0] * mean.shape[1]} places recorded nothing, the first "
-            f"at step {step}, layer {layer}{why}; a book needs every layer in every step"
+            f"at {where} {place}, layer {layer}{why}; a book needs every layer in every step"
         )
 
 
 def _facts(recorder: Recorder, pipe: Any) -> dict[str, Any]:
-    """What the first prompt has shown."""
+    """What the first prompt has shown; of steps that are still to come, what takes most room."""
     assert recorder.sizes is not None
     assert recorder.grid is not None
     steps = recorder.sizes[0]
     levels = noise_levels(getattr(pipe, "scheduler", None), steps)
     # A run without a scheduler still has an order: from noise to none.
     kind, noise = levels or ("timestep", tuple(1000 * (1 - i / steps) for i in range(steps)))
+    last = transformers_of(pipe)[1][-1][0]
     return {
         "grid": write_grid(recorder.grid),
         "noise": list(noise),
         "noise_kind": kind,
-        "transformers": [recorder.transformers[step] for step in range(steps)],
+        "transformers": [recorder.transformers.get(step, last) for step in range(steps)],
     }
 
 
@@ -262,7 +325,7 @@ def _header(
     mean: RunningMean, request: CalibrationRequest, fingerprints: Mapping[str, Fingerprint]
 ) -> Header:
     facts = mean.facts
-    _, layers, _, heads, _, _ = mean.shape
+    _, layers, _, heads = mean.shape[:4]
     numbers = {
         name: value
         for name, value in request.arguments.items()
