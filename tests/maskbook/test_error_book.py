@@ -189,6 +189,22 @@ class TestRecorded:
                 tiny.generate(both, CALL, steps=steps)
             assert handle.stats().sparse_cost == pytest.approx(0.4, abs=0.02)
 
+    def test_text_padding_and_batches(self, tmp_path: Path) -> None:
+        for build, call in (
+            (tiny.hunyuan, tiny.HUNYUAN_CALL),
+            (tiny.cogvideox, tiny.COG_CALL),
+        ):
+            other = build()
+            file = tmp_path / build.__name__
+            given = {k: v for k, v in call.items() if k != "prompt"}
+            book = calibrate(other, ["a cat"], file, steps=2, method=RD, **given)
+            book.verify()
+            with jali.cached_processor_mode(other, book, 0.7, **ALL) as handle:
+                tiny.generate(other, call, steps=2)
+            rows = handle.stats().rows
+            assert {row.reason for row in rows} == {None}
+            assert all(row.cost < 1 for row in rows)
+
     def test_branches_apart(self, pipe: Any, tmp_path: Path) -> None:
         given = {"steps": 2, "method": RD, "branches": "separate", **RECORD}
         book = calibrate(pipe, ["a cat"], tmp_path / "a", **given)
@@ -300,6 +316,18 @@ class TestReplay:
             tiny.generate(pipe, CALL, steps=steps)
         assert handle.stats().cost == pytest.approx(0.65, abs=0.02)
         assert "asked 0.65 in total" in handle.summary()
+
+    def test_a_total_that_only_more_steps_can_have(self, pipe: Any, path: Path) -> None:
+        """Of the four recorded steps the first, which is dense, would cost a quarter by itself."""
+        with jali.cached_processor_mode(pipe, path, total=0.24) as handle:
+            tiny.generate(pipe, CALL, steps=12)
+        # Own blocks are a twelfth, more than the last steps are asked for.
+        assert 0.22 < handle.stats().cost < 0.28
+        with (
+            pytest.raises(ValueError, match=r"total of 0\.24 cannot be reached in 4 steps"),
+            jali.cached_processor_mode(pipe, path, total=0.24),
+        ):
+            tiny.generate(pipe, CALL, steps=4)
 
     def test_samples_of_a_batch_share_a_table_and_not_a_price(self) -> None:
         book = books.make_errors(None)

@@ -14,6 +14,7 @@ import tiny
 import jali
 from jali import Curve
 from jali.generation import Settings
+from jali.integration.models.registry import model_card
 from jali.maskbook import MaskBook
 from jali.maskbook.calibration import calibrate
 from jali.maskbook.curve import BookCurve
@@ -161,5 +162,14 @@ class TestSettings:
         assert settings.attention["schedule"]["curve"]["total"] == 0.6
         again = Settings.from_dict(json.loads(json.dumps(settings.to_dict()))).resolve()
         assert not again.differences(settings)
+        of_rd = tmp_path / "rd.safetensors"
+        books.make_errors(of_rd, model="nano")
+        assert Settings("nano", masks=str(file)).resolve().steps == 4
+        for steps in (None, 7):  # which serves any number of them
+            found = Settings("nano", masks=str(of_rd), total=0.4, steps=steps).resolve()
+            assert found.steps == (steps or model_card("nano").steps)
+            assert found.curve == "exponential"
+        with pytest.raises(ValueError, match=r"for 4 steps, and 7 are asked for"):
+            Settings("nano", masks=str(file), steps=7).resolve()
         with pytest.raises(ValueError, match=r"cannot be made of the budgets .* 0\.3, 0\.5"):
             Settings("nano", masks=str(file), total=0.2).resolve()

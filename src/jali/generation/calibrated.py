@@ -34,11 +34,12 @@ def cached_method(settings: Settings) -> Method:
     )
 
 
-def steps_of(method: Method) -> int:
-    """The steps that the method's book is for."""
+def steps_of(method: Method) -> int | None:
+    """The steps that the method's book is for; None where it serves any number."""
     assert isinstance(method, Schedule)
     assert isinstance(method.inner, Cached)
-    return method.inner.book.steps
+    book = method.inner.book
+    return None if book.fits_any_steps else book.steps
 
 
 def describe_method(method: Method) -> dict[str, Any]:

@@ -226,7 +226,7 @@ class Settings:
         if self.masks is not None:
             from jali.generation.calibrated import steps_of
 
-            steps = steps_of(method)
+            steps = steps_of(method) or card.steps
         usual = {
             "steps": steps,
             "guidance": card.guidance.scale,

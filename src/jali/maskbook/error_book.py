@@ -110,6 +110,10 @@ class ErrorBook(MaskBook):
             table = self.table(site, query.q.device, heads)
             if tables is not None:
                 tables.keep(site, place, layout, table)
+        if query.padding is not None:  # samples with other keys have prices of their own
+            B = query.q.shape[0]
+            codes, top = table.codes.expand(B, -1, -1, -1, -1), table.top.expand(B, -1)
+            table = table._replace(codes=codes, top=top)
         levels = choose_levels(table, layout, budget, None, query.padding, sum_over_ranks)
         return BlockPlan(layout, self.ratios, map=levels)
 
@@ -144,9 +148,6 @@ class ErrorBook(MaskBook):
     ) -> None:
         """Any budget is ready."""
         check_share("budget", budget)
-
-    def get_ready(self, asked: Sequence[tuple[int, int, float]], device: torch.device) -> None:
-        """Nothing to do: a table is read where it is first needed."""
 
     def bits(self, budget: float, step: int) -> Bytes:  # noqa: ARG002
         self.need_importance("it has no bits")

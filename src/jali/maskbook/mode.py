@@ -146,13 +146,15 @@ def book_method(
     if not book.derives:
         made = BookCurve(made.total, made.shape, book=book)
     schedule = replace(schedule, curve=made)
-    schedule.check_total(book.steps)
+    if not book.fits_any_steps:
+        schedule.check_total(book.steps)
     return schedule
 
 
 def get_ready(book: MaskBook, method: Schedule, device: torch.device) -> None:
     """Prepare a book for a run of its own steps, before anything of it runs."""
-    book.get_ready(_asked(book, method), device)
+    if not book.fits_any_steps:  # else a table is read where it is first needed
+        book.get_ready(_asked(book, method), device)
 
 
 def _asked(book: MaskBook, method: Schedule) -> list[tuple[int, int, float]]:
