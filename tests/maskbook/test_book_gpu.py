@@ -56,3 +56,20 @@ def test_calibrated_and_replayed(tmp_path: Path) -> None:
     with jali.cached_processor_mode(pipe, book, 0.5, warmup_frac=0) as handle:
         tiny.generate(pipe, tiny.WAN_CALL)
     assert handle.stats().sparse_cost == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_book_of_rd(tmp_path: Path) -> None:
+    """Tables reach the device whole and stay while their part of the run goes on."""
+    book = books.make_errors(None, grid=TokenGrid.video(5, 30, 52), blocks=Blocks(128, 64))
+    site = jali.Site(1, 4, 1, 2)
+    there, here = book.table(site, "cuda"), book.table(site)
+    assert torch.equal(there.codes.cpu(), here.codes)
+    assert torch.equal(there.top.cpu(), here.top)
+    pipe: Any = tiny.wan().to("cuda")
+    call = {k: v for k, v in tiny.WAN_CALL.items() if k != "prompt"}
+    method = jali.RateDistortion(q_block=64, k_block=64, keep=0.5)
+    made = calibrate(pipe, ["a cat"], tmp_path / "gpu", steps=4, method=method, **call)
+    with jali.cached_processor_mode(pipe, made, 0.5, warmup_frac=0) as handle:
+        tiny.generate(pipe, tiny.WAN_CALL, steps=4)
+    assert handle.stats().sparse_cost == pytest.approx(0.5, abs=0.05)
+    assert handle.run.tables.made == 2 * 2  # layer 0 is dense
