@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-TOTALS = "quality-totals.json"  # of nano; before it there was quality-nano.json
+TOTALS = "quality-totals.json"  # of nano
 
 
 def cpu_table() -> str | None:
@@ -513,12 +513,12 @@ def nano_evidence_table() -> str | None:
 
 
 def nano_quality_table() -> str | None:
-    """Quality at equal totals, and where nobody has measured that, at equal budgets."""
+    """Quality at equal totals."""
     from quality_tables import page
 
     result = _newest(TOTALS)
     if result is None:
-        return nano_budgets_table()
+        return None
     picture = "assets/nano-totals.svg"
     return page(result, picture if (ROOT / "docs" / picture).exists() else None)
 
@@ -530,50 +530,6 @@ def of_totals(name: str) -> str | None:
     result = _newest(TOTALS)
     made: str | None = None if result is None else getattr(quality_tables, name)(result)
     return made
-
-
-def nano_budgets_table() -> str | None:
-    """Every method at the same cost: PSNR, SSIM and LPIPS against the dense run."""
-    result = _newest("quality-nano.json")
-    if result is None:
-        return None
-    size = result["size"]
-    lines = [
-        f"{size['height']}×{size['width']}×{size['num_frames']}, {result['tokens']:,} tokens, "
-        f"{result['steps']} steps, {len(result['prompts'])} held-out prompts, same noise as the "
-        f"dense run; {result['machine']['device']}, bf16, {result['date']}. Each cell: PSNR in dB "
-        f"/ SSIM / LPIPS (Alex). The dense run through jali is the stock run bit for bit. A method "
-        f"in *italics* does not beat both controls in PSNR at that cost.",
-    ]
-    titles = {
-        "scheduled": "Schedule as by default: the first fifth of the steps and layer 0 dense",
-        "all": "No schedule: every step and layer sparse",
-    }
-    costs = sorted({row["cost"] for row in result["rows"]}, reverse=True)
-    names = list(dict.fromkeys(row["method"] for row in result["rows"]))
-    for schedule, title in titles.items():
-        rows = {(r["method"], r["cost"]): r for r in result["rows"] if r["schedule"] == schedule}
-        lines += ["", f"**{title}**", "", "| method | " + " | ".join(f"cost {c}" for c in costs)]
-        lines[-1] += " |"
-        lines.append("|---|" + "---|" * len(costs))
-        for name in names:
-            cells = [_quality_cell(rows, name, cost) for cost in costs]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _quality_cell(rows: dict[tuple[str, float], dict[str, Any]], name: str, cost: float) -> str:
-    row = rows[name, cost]
-    text = f"{row['psnr']:.1f} / {row['ssim']:.3f} / {row['lpips']:.3f}"
-    if abs(row["achieved"] - cost) > 0.01:
-        text += f" (cost {row['achieved']:.3f})"
-    controls = [rows[control, cost]["psnr"] for control in ("random", "local")]
-    if name in ("random", "local"):
-        return text
-    if row["psnr"] <= max(controls):
-        return f"*{text}*"
-    best = max(r["psnr"] for (_, c), r in rows.items() if c == cost)
-    return f"**{text}**" if row["psnr"] == best else text
 
 
 def scale_table() -> str:

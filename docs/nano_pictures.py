@@ -11,6 +11,7 @@ python -m docs.nano_pictures totals           # from benchmarks/results/quality-
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -41,19 +42,30 @@ def losses() -> Figure:
     """The three stages that learn something, each over its own seconds."""
     from matplotlib.figure import Figure
 
-    stages: dict[str, Any] = json.loads((RESULTS / "nano-training.json").read_text("utf-8"))
+    told: dict[str, Any] = json.loads((RESULTS / "nano-training.json").read_text("utf-8"))
+    parts = [part for stage in ("stage 1", "stage 2") for part in told[stage]["parts"]]
     figure = Figure(figsize=(9.5, 2.5), layout="constrained")
     titles = {"autoencoder": "autoencoder", "text": "text encoder", "flow": "flow matching"}
     for axis, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        seconds, values = zip(*stages[name]["losses"], strict=True)
-        lasting = [median(values[max(0, i - 3) : i + 4]) for i in range(len(values))]
-        axis.plot(seconds, values, color="#2f6fb3", linewidth=0.6, alpha=0.45)
-        axis.plot(seconds, lasting, color="#2f6fb3", linewidth=1.5)
+        own = [part for part in parts if part["part"] == name]
+        begun = [0.0, *itertools.accumulate(part["seconds"] for part in own)]
+        kinds: dict[str, list[tuple[float, float]]] = {}  # batches of different sizes take turns
+        for start, part in zip(begun, own, strict=False):
+            for kind, at, value in part["losses"]:
+                kinds.setdefault(kind.split("/")[0], []).append((start + at, value))
+        for (kind, points), colour in zip(sorted(kinds.items()), LINES.values(), strict=False):
+            seconds, values = zip(*points, strict=True)
+            lasting = [median(values[max(0, i - 2) : i + 3]) for i in range(len(values))]
+            axis.plot(seconds, values, color=colour, linewidth=0.6, alpha=0.4)
+            axis.plot(seconds, lasting, color=colour, linewidth=1.5, label=kind[len(name) + 1 :])
+        if len(kinds) > 1:
+            axis.legend(fontsize=6, frameon=False, labelcolor=INK, ncols=2)
         axis.set_yscale("log")
         axis.yaxis.set_minor_formatter("")
-        for share in (0.30, 0.50, 0.85) if name == "flow" else ():  # where batches changed
-            axis.axvline(share * stages[name]["seconds"], color=FAINT, linewidth=0.5)
-        axis.set_title(f"{title}, {stages[name]['steps']:,} steps", fontsize=9, color=INK)
+        if name == "flow":  # the first two calls are the first stage
+            axis.axvline(begun[2], color=FAINT, linewidth=0.5)
+        steps = sum(part["steps"] for part in own)
+        axis.set_title(f"{title}, {steps:,} steps", fontsize=9, color=INK)
         axis.set_xlabel("seconds on one H200", fontsize=8, color=FAINT)
         _quiet(axis)
     return figure
@@ -108,7 +120,7 @@ def totals(told: dict[str, Any]) -> Figure:
     for axis, steps in zip(axes, results.steps, strict=True):
         lines: dict[str, list[Row]] = {}
         for total in results.totals(steps):
-            for method in results.methods:
+            for method in results.contenders:
                 if (row := results.better(method, total, steps)) is not None:
                     lines.setdefault(method, []).append(row)
             esa = best(results.some(method="entropy", schedule="esa", total=total, steps=steps))

@@ -38,7 +38,8 @@ TEXT_ENCODER: dict[str, Any] = {
     "dropout_rate": 0.0,
 }
 DEVIATION = 0.1  # of the autoencoder's posterior
-SHIFT = 3.0  # of the noise levels, in training and in the scheduler
+SHIFT = 3.0  # of the noise levels in training, on the small grid
+SAMPLING_SHIFT = 5.0  # of the scheduler, between those of the small and the large grid in training
 TEXT_LENGTH = 512  # what WanPipeline pads prompts to
 
 
@@ -74,6 +75,6 @@ def pipeline(vae: Any, model: Any, encoder: Any) -> Any:
         tokenizer=tokenizer(),
         text_encoder=encoder,
         vae=vae,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=SAMPLING_SHIFT),
         transformer=model,
     )
