@@ -16,20 +16,20 @@ import torch
 import jali
 from jali import Budget, RateDistortion, Schedule, Site
 from jali.integration.parallel import Ranks, across_ranks
-from jali.maskbook import MaskBook
+from jali.maskbook import MaskBook, write_book
 from jali.maskbook.cached import Cached
 from jali.maskbook.calibration import Progress, calibrate
 from jali.maskbook.calibration import size as sizes
 from jali.maskbook.error_book import ErrorBook
 from jali.maskbook.header import Errors
 from jali.maskbook.write import file_size
-from jali.methods import Query
+from jali.methods import Query, Random
 from jali.planning.distortion import ErrorTable, encode
 from jali.planning.plan import MEAN, SKIP
 from jali.planning.tables import Tables
 from jali.planning.tradeoff import choose_levels
 from jali.tokens.grid import TokenGrid
-from jali.tokens.layout import Blocks
+from jali.tokens.layout import Blocks, block_layout
 from jali.tokens.padding import KeyPadding
 
 CALL = {**tiny.WAN_CALL, "height": 128, "width": 128, "num_frames": 9}  # 3×8×8 tokens
@@ -109,8 +109,6 @@ class TestFile:
     def test_errors_that_are_none_are_not_written(self, tmp_path: Path, value: float) -> None:
         x = books.errors(books.OF_RD)
         x[1, 1, 0, 2, 3, 4, 1] = value
-        from jali.maskbook import write_book
-
         with pytest.raises(ValueError, match="errors of part 1, layer 1 is not finite and >= 0"):
             write_book(tmp_path / "a", books.OF_RD, lambda place, layer: x[place, layer])
         assert not list(tmp_path.iterdir())
@@ -349,8 +347,6 @@ class TestReplay:
         header = replace(books.OF_RD, heads=4)
         x = books.errors(header)
         x[:, :, :, 2:] = x[:, :, :, :2]  # so that each rank's work is half of all
-        from jali.maskbook import write_book
-
         book = write_book(None, header, lambda place, layer: x[place, layer])
         assert isinstance(book, ErrorBook)
         whole = book.plan(0.3, 2, 1).levels
@@ -391,6 +387,39 @@ class TestReplay:
             backend="reference",
         )  # fmt: skip
         assert torch.allclose(got.out, exact.out, atol=1e-5)
+
+
+def test_errors_of_some_prompts_tell_what_another_one_needs() -> None:
+    """What prompts have in common is in the mean: better than chance, and not far from rd."""
+    g = torch.Generator().manual_seed(0)
+    shared = torch.randn(3, 1, 2, 768, 16, generator=g).cumsum(3)
+    shared = shared / shared.std((1, 2, 3, 4), keepdim=True) * 2
+
+    def prompt() -> Any:
+        return tuple(shared + 0.3 * torch.randn(shared.shape, generator=g))
+
+    grid, rd = TokenGrid.video(3, 16, 16), RateDistortion(0.2, q_block=32, k_block=32)
+    layout = block_layout(grid, blocks=Blocks(32, 32))
+    seen = [rd.table(Query(q, k, layout, Site(), 0.25, v=v)) for q, k, v in (prompt(), prompt())]
+    header = replace(
+        books.OF_RD, grid=grid, blocks=Blocks(32, 32), layers=1, heads=2, noise=(1.0,),
+        transformers=("transformer",), errors=Errors(rd.codes, 1.0),
+    )  # fmt: skip
+    mean = torch.stack([table.errors() for table in seen]).mean(0)
+    book = write_book(None, header, lambda *_: mean)
+    q, k, v = prompt()
+    dense = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    blocks = {"q_block": 32, "k_block": 32}
+
+    def error(method: Any) -> float:
+        out = jali.attend(q, k, v, method=method, grid=grid)
+        assert out.plan.cost == pytest.approx(0.2, abs=0.02)
+        return float((out.out - dense).norm() / dense.norm())
+
+    replayed, online = error(Cached(book, Budget(0.2))), error(rd)
+    chance = error(Random(Budget(0.2), **blocks))
+    assert replayed < 0.5 * chance
+    assert replayed < 1.5 * online
 
 
 class TestRefused:
