@@ -32,8 +32,10 @@ from jali.evaluation.inspection import (
     ranking,
     sentences,
     verdict,
+    what_is_left,
 )
 from jali.evaluation.inspection.judge import (
+    PAIRS,
     _ExactAttention,
     _heaviest,
     _ReadMass,
@@ -204,6 +206,36 @@ def test_scores_stay_below_their_bounds() -> None:
         assert 0 < score.mass_full <= score.bound <= found.bound <= 1 + 1e-6
 
 
+def test_what_can_be_reached_is_beside_the_methods_and_not_among_them() -> None:
+    call = call_of()
+    (found,) = judge([call], 0.3, ["rd", "random"])
+    reachable = found.reachable
+    assert reachable is not None
+    assert (reachable.rows, reachable.of, str(reachable)) == (128, 128, "all rows seen")
+    assert [name for name, _, _ in ranking([found])] == ["rd", "random"]
+    assert set(found.plans) == {"rd", "random"}
+    errors = {own.method: own.error for own in found.scores}
+    assert reachable.score.error < errors["random"]
+    # Rows that planned are not all of those that are judged: a few samples cannot beat all by much.
+    assert reachable.score.error < errors["rd"] * 1.02
+    assert abs(reachable.score.cost - 0.3) < 0.02
+    said = what_is_left([found])
+    assert said is not None
+    assert said.startswith(f"all rows seen: error {reachable.score.error:.1%}")
+
+
+def test_on_large_calls_fewer_rows_are_seen_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PAIRS, "cpu", 3 * 1024 * 1024 // 8)
+    (found,) = judge([call_of()], 0.3, ["random"])
+    assert str(found.reachable) == "16 of 128 rows seen"
+    monkeypatch.setitem(PAIRS, "cpu", 1)
+    (found,) = judge([call_of()], 0.3, ["random"])
+    assert str(found.reachable) == "8 of 128 rows seen"
+    said = what_is_left([found])
+    assert said is not None
+    assert said.startswith("8 of 128 rows seen: error ")
+
+
 def score(method: str, errors: list[float], always: float = 0.1, cost: float = 0.25) -> MethodScore:
     heads = tuple((0.25, 0.5, error) for error in errors)
     return MethodScore(method, 0.25, cost, cost, 0.5, 0.5, 0.6, fmean(errors), always, heads)
@@ -336,9 +368,11 @@ def test_the_command(jali: Jali, small: tuple[str, ...], tmp_path: Path) -> None
                 "--output-dir", folder)  # fmt: skip
     assert done.exit_code == 0, done.stderr
     assert "layer 1, step 1" in done.stdout
+    assert "all rows seen: error" in done.stdout
     data = json.loads((folder / "inspection.json").read_text())
     assert data["kind"] == "jali-inspection"
     assert [row["method"] for row in data["calls"][0]["methods"]] == ["psa", "random"]
+    assert data["calls"][0]["reachable"]["rows"] == 128
     assert (folder / "inspection.png").read_bytes()[:4] == b"\x89PNG"
     told = json.loads(
         jali("inspect", *small, "--methods=psa,random", "--at-layers=1", "--cost=0.5", "--json",

@@ -142,6 +142,7 @@ def _facts(found: list[JudgedCall], settings: Settings, prompt: str) -> dict[str
                 "reach": judged.spread,
                 "bound": judged.bound,
                 "methods": [asdict(score) for score in judged.scores],
+                "reachable": judged.reachable and asdict(judged.reachable),
             }
             for judged in found
         ],
@@ -163,7 +164,7 @@ def _write(
 
 
 def _show(found: list[JudgedCall], folder: Path, written: list[str]) -> None:
-    from jali.evaluation.inspection import ranking, sentences
+    from jali.evaluation.inspection import ranking, sentences, what_is_left
     from jali.evaluation.inspection.judge import too_costly
 
     ranked, dear = ranking(found), too_costly(found)
@@ -173,11 +174,13 @@ def _show(found: list[JudgedCall], folder: Path, written: list[str]) -> None:
     say(
         "mass: share of the exact attention in what it reads; at most: what the best full blocks "
         "have of it for as much work; error: ‖out − dense‖ / ‖dense‖, dense in fp32; dim: controls "
-        "that look at nothing, and what cannot be had at this cost or had nothing to choose",
+        "that look at nothing, what cannot be had at this cost or had nothing to choose, and last "
+        "what could be had",
         style="dim",
     )
-    for words in sentences(found):
-        say(words)
+    for words in (*sentences(found), what_is_left(found)):
+        if words is not None:
+            say(words)
     say(f"{folder}: {', '.join(written)}")
 
 
@@ -189,22 +192,26 @@ def _table(judged: JudgedCall, order: list[str], dear: Collection[str]) -> Table
             return " (costs more)"
         return " (no choice)" if score.no_choice else ""
 
+    def row(name: str, score: MethodScore) -> tuple[str, ...]:
+        return (
+            name,
+            f"{score.budget:.3f}",
+            f"{score.cost:.3f}",
+            f"{score.mass:.1%}",
+            f"{score.mass_full:.1%}",
+            f"{score.bound:.1%}",
+            f"{score.error:.1%}",
+            f"{max(error for _, _, error in score.heads):.1%}",
+        )
+
     site, spread = judged.capture.site, sorted(judged.spread)
+    ranked = sorted(judged.scores, key=lambda own: order.index(own.method))
+    rows = [row(score.method + remark(score), score) for score in ranked]
+    if judged.reachable is not None:
+        rows.append(row(f"({judged.reachable})", judged.reachable.score))
     return make_table(
         ("", "asked", "cost", "mass", "in full", "at most", "error", "worst head"),
-        [
-            (
-                score.method + remark(score),
-                f"{score.budget:.3f}",
-                f"{score.cost:.3f}",
-                f"{score.mass:.1%}",
-                f"{score.mass_full:.1%}",
-                f"{score.bound:.1%}",
-                f"{score.error:.1%}",
-                f"{max(error for _, _, error in score.heads):.1%}",
-            )
-            for score in sorted(judged.scores, key=lambda own: order.index(own.method))
-        ],
+        rows,
         dim=lambda row: row[0] in CONTROLS or row[0].endswith(")"),
         title=f"layer {site.layer}, step {site.step}: heads look at {spread[0]:.0%} to "
         f"{spread[-1]:.0%} of the keys",

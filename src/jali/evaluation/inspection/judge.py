@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
@@ -13,13 +13,16 @@ from torch import Tensor
 from jali.attend import PreparedCall, prepare
 from jali.checks import check_call
 from jali.evaluation.inspection.capture import Capture
-from jali.methods import METHODS, Dense, Method, make_method
+from jali.methods import METHODS, Dense, Method, RateDistortion, make_method
 from jali.planning.cost import read_sizes
 from jali.planning.plan import BlockPlan
+from jali.planning.tables import Tables
 
 CONTROLS = ("random", "local")
 ROWS = 64  # sampled queries; every head of every method is judged on the same ones
 SEARCHES, CLOSE, FAR = 8, 0.02, 0.15
+# Pairs of a row and a key that are looked at to know what a call could have: seconds.
+PAIRS = {"cpu": 10**9, "cuda": 10**11}
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,25 @@ class MethodScore:
         return self.cost <= self.always * (1 + 1e-9)
 
 
+@dataclass(frozen=True)
+class Reachable:
+    """About the least error that blocks read at some level can have for the cost of a call.
+
+    Levels by their error on all rows of every query block (or on `rows` of each `of`, where all
+    would take too long): to know that takes more work than dense attention. It is no method.
+    """
+
+    score: MethodScore
+    rows: int
+    of: int
+
+    def __str__(self) -> str:
+        return "all rows seen" if self.rows == self.of else f"{self.rows} of {self.of} rows seen"
+
+
 @dataclass(frozen=True, eq=False)
 class JudgedCall:
-    """One call: how far each head looks, and every method's score.
+    """One call: how far each head looks, every method's score, and what could be had.
 
     `spread` is the share of keys that a head spreads its attention over: exp(entropy) / keys.
     """
@@ -62,6 +81,7 @@ class JudgedCall:
     spread: tuple[float, ...]
     scores: tuple[MethodScore, ...]
     plans: Mapping[str, BlockPlan]
+    reachable: Reachable | None = None
 
     @property
     def bound(self) -> float:
@@ -83,7 +103,8 @@ def judge(
             score, plan = _score(name, method, call, exact, cost)
             scores.append(score)
             plans[name] = plan
-        yield JudgedCall(call, cost, exact.spread(), tuple(scores), plans)
+        reachable = _reachable(call, exact, cost)
+        yield JudgedCall(call, cost, exact.spread(), tuple(scores), plans, reachable)
 
 
 def ranking(judged: Sequence[JudgedCall]) -> list[tuple[str, float, float]]:
@@ -109,15 +130,24 @@ def prepared_call(method: Method, call: Capture) -> PreparedCall:
     return prepare(checked, method, "auto")
 
 
-def planned(method: Method, call: Capture) -> BlockPlan:
+def planned(method: Method, call: Capture, tables: Tables | None = None) -> BlockPlan:
     """The plan a backend would run, without running it."""
     prepared = prepared_call(method, call)
-    query, _ = prepared.query(call.q, call.k, call.v, call.site)
+    query, _ = prepared.query(call.q, call.k, call.v, call.site, tables)
     return prepared.plan(query)[1]
 
 
+def _reachable(call: Capture, exact: _ExactAttention, cost: float) -> Reachable:
+    method = RateDistortion()
+    H, Sq, Sk = call.q.shape[1], call.q.shape[2], call.k.shape[2]
+    most = PAIRS.get(call.q.device.type, PAIRS["cuda"]) * method.q_block // (H * Sq * Sk)
+    rows = min(method.q_block, max(method.samples, most))
+    score, _ = _score("reachable", replace(method, samples=rows), call, exact, cost)
+    return Reachable(score, rows, method.q_block)
+
+
 def _at_cost(
-    method: Method, call: Capture, cost: float, always: float
+    method: Method, call: Capture, cost: float, always: float, tables: Tables
 ) -> tuple[float, Method, BlockPlan]:
     """The budget that makes the achieved cost this one, as nearly as blocks allow.
 
@@ -128,7 +158,7 @@ def _at_cost(
     tried: dict[float, tuple[float, Method, BlockPlan]] = {}  # by how far the cost was off
     for _ in range(SEARCHES):
         own = method.with_budget(asked)
-        plan = planned(own, call)
+        plan = planned(own, call, tables)
         miss = plan.cost - cost
         tried.setdefault(abs(miss), (asked, own, plan))
         if abs(miss) <= CLOSE * cost or (miss > 0 and plan.cost <= always):
@@ -141,9 +171,10 @@ def _at_cost(
 def _score(
     name: str, method: Method, call: Capture, exact: _ExactAttention, cost: float
 ) -> tuple[MethodScore, BlockPlan]:
-    always = planned(method.with_budget(0.0), call).cost
-    budget, own, plan = _at_cost(method, call, cost, always)
-    done = prepared_call(own, call).run(call.q, call.k, call.v, call.site)
+    tables = Tables()  # what a method looked at serves every budget
+    always = planned(method.with_budget(0.0), call, tables).cost
+    budget, own, plan = _at_cost(method, call, cost, always, tables)
+    done = prepared_call(own, call).run(call.q, call.k, call.v, call.site, tables)
     H = call.q.shape[1]
     costs = plan.costs[0].expand(H).tolist()
     read = _ReadMass.of(exact, plan, H)

@@ -42,6 +42,7 @@ def _errors(axes: Any, judged: Sequence[JudgedCall], names: Sequence[str]) -> No
         colour = WEAK if name in CONTROLS or name in dear else GOOD
         axes.plot(errors, [place] * len(errors), "o", color=colour, alpha=0.55, markersize=6)
         axes.plot(sum(errors) / len(errors), place, "|", color=colour, markersize=22, mew=2.5)
+    _reachable(axes, judged)
     labels = [f"{name}\n(costs more)" if name in dear else name for name in names]
     axes.set_yticks(range(len(names)), labels, fontsize=9, color=INK)
     axes.set(xlim=(0, None), ylim=(len(names) - 0.5, -0.5))  # level with the maps
@@ -53,6 +54,18 @@ def _errors(axes: Any, judged: Sequence[JudgedCall], names: Sequence[str]) -> No
     axes.grid(axis="x", color=LINE, linewidth=0.5)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
+
+
+def _reachable(axes: Any, judged: Sequence[JudgedCall]) -> None:
+    """A line at what could be had at this cost."""
+    found = [call.reachable for call in judged if call.reachable is not None]
+    if found:
+        error = sum(each.score.error for each in found) / len(found)
+        axes.axvline(error, color=INK, linewidth=0.8, linestyle=":")
+        axes.annotate(
+            str(found[0]), (error, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
+            textcoords="offset points", ha="center", fontsize=7, color=FAINT,
+        )  # fmt: skip
 
 
 def _maps(

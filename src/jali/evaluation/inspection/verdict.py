@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from jali.evaluation.inspection.judge import CONTROLS, JudgedCall, ranking, too_costly
 from jali.evaluation.quality.interval import interval
@@ -59,6 +60,18 @@ def sentences(judged: Sequence[JudgedCall]) -> list[str]:
             f"a higher --cost or a larger clip"
         )
     return said
+
+
+def what_is_left(judged: Sequence[JudgedCall]) -> str | None:
+    """How far from dense any choice of levels would be at this cost, in words."""
+    found = [call.reachable for call in judged if call.reachable is not None]
+    if not found:
+        return None
+    error = fmean(each.score.error for each in found)
+    return (
+        f"{min(found, key=lambda each: each.rows)}: error {error:.1%}, about the least that any "
+        f"choice of blocks and levels has at this cost; to know it takes more than dense attention"
+    )
 
 
 def _who_is_first(judged: Sequence[JudgedCall], found: Verdict) -> str:
