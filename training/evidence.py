@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +18,8 @@ import torch
 from torch import Tensor
 
 from jali.nano import folder
-from jali.nano.grammar import understand
-from training import film, scene
-from training.judge import count_things, judge
-from training.world import film as second_film
-from training.world import scene as second_scene
-from training.world.sentence import asked_objects
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Scenes, and how they are filmed."""
-
-    scene: Any
-    film: Any
-
-    def film_one(self, scenes: Any, i: int, frames: int, height: int, width: int) -> Tensor:
-        """One of the scenes: [F, H, W, 3] in 0…1."""
-        clip = self.film.film(scenes[slice(i, i + 1)], frames, height, width)[0]
-        return (clip.permute(1, 2, 3, 0) + 1) / 2
-
-
-WORLDS = {"first": World(scene, film), "second": World(second_scene, second_film)}
-ASPECTS = ("colour", "shape", "motion")
-# Whether nothing is there that was not asked for, and whether all of it is.
-COUNTS = ("no_more", "no_less")
+from training.adherence import scores
+from training.truth import WORLDS, judge_of_truth
 
 
 def generate(
@@ -66,36 +42,6 @@ def generate(
             guidance_scale=guidance, generator=dice, output_type="pt",
         )  # fmt: skip
         yield from out.frames.permute(0, 1, 3, 4, 2).float()
-
-
-def scores(sentences: Sequence[str], clips: Sequence[Tensor]) -> dict[str, Any]:
-    """The share of clips that show what was asked for, and every verdict."""
-    rows = []
-    for sentence, clip in zip(sentences, clips, strict=True):
-        wish, seen = understand(sentence), judge(clip)
-        rows.append(
-            {"prompt": sentence}
-            | {f"asked_{a}": getattr(wish, a) for a in ASPECTS}
-            | {f"seen_{a}": getattr(seen, a) for a in ASPECTS}
-            | {"asked_things": asked_objects(sentence), "seen_things": count_things(clip)}
-        )
-    right = {
-        a: sum(row[f"asked_{a}"] == row[f"seen_{a}"] for row in rows) / len(rows) for a in ASPECTS
-    }
-    right["no_more"] = sum(r["seen_things"] <= r["asked_things"] for r in rows) / len(rows)
-    right["no_less"] = sum(r["seen_things"] >= r["asked_things"] for r in rows) / len(rows)
-    return {"prompts": len(rows), **right, "rows": rows}
-
-
-def judge_of_truth(
-    world: World, count: int, height: int, width: int, frames: int, device: str
-) -> dict[str, float]:
-    """How often the judge is right about filmed scenes: what a perfect model would get."""
-    scenes = world.scene.sample_scenes(count, 900_000, width / height, unseen=True)
-    there = scenes.to(device)
-    clips = [world.film_one(there, i, frames, height, width) for i in range(count)]
-    found = scores(scenes.captions(), clips)
-    return {a: found[a] for a in (*ASPECTS, *COUNTS)}
 
 
 def sheet(sentences: Sequence[str], clips: Sequence[Tensor], path: Path, shown: int = 6) -> None:
@@ -127,6 +73,9 @@ def main() -> None:
     parser.add_argument("--clips", type=Path, help="keep some frames of the first twelve clips")
     parser.add_argument("--shift", type=float, help="of the noise levels, instead of the model's")
     parser.add_argument("--sheet", type=Path)
+    parser.add_argument(
+        "--round-trip", action="store_true", help="judge true films after the autoencoder, too"
+    )
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--height", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
@@ -153,8 +102,17 @@ def main() -> None:
     found |= size | {"steps": asked.steps, "guidance": asked.guidance, "dtype": str(dtype)}
     found |= {"world": asked.world, "shift": pipe.scheduler.config.shift}
     found["judge_of_truth"] = judge_of_truth(world, asked.prompts, **size, device=asked.device)
+    if asked.round_trip:
+        found["judge_of_round_trip"] = judge_of_truth(
+            world, asked.prompts, **size, device=asked.device, vae=pipe.vae
+        )
     asked.output.write_text(json.dumps(found, indent=1) + "\n")
-    print({a: found[a] for a in (*ASPECTS, *COUNTS)}, found["judge_of_truth"])  # noqa: T201
+    for aspect, tally in found["tallies"].items():
+        true = found["judge_of_truth"]["tallies"][aspect]
+        print(  # noqa: T201
+            f"{aspect:8} {tally['right']:3} of {tally['asked']:3}, of true films "
+            f"{true['right']} of {true['asked']}"
+        )
     if asked.sheet:
         sheet(sentences[:12], clips[:12], asked.sheet)
     if asked.clips:

@@ -256,17 +256,20 @@ def _hills(s: Scenes, x: Tensor, y: Tensor, t: Tensor, pixel: float) -> Tensor:
 # Light
 
 
-def _light(s: Scenes, x: Tensor, t: Tensor) -> Tensor:
-    across = (x / _per(s.aspect)).clamp(0, 1)
-    even = torch.ones_like(x * t)
+def lights(across: Tensor, t: Tensor) -> dict[str, Tensor]:
+    """Every light by its words: brightness at places 0…1 from left to right, at times t."""
     passing = torch.exp(-((across - 1.5 * t.clamp(0, 1.1) + 0.25) / 0.26).square())
-    makers = {
+    return {
         "it gets darker": 1 - 0.5 * t.clamp(0, 1.2),
         "it gets brighter": 0.5 + 0.5 * t.clamp(0, 1),
         "light comes from the left": 1 - 0.45 * across,
         "light comes from the right": 0.55 + 0.45 * across,
         "a shadow passes": 1 - 0.5 * passing,
     }
-    for name, lit in makers.items():
+
+
+def _light(s: Scenes, x: Tensor, t: Tensor) -> Tensor:
+    even = torch.ones_like(x * t)
+    for name, lit in lights((x / _per(s.aspect)).clamp(0, 1), t).items():
         even = torch.where(_per(s.light) == words.LIGHTS.index(name), lit, even)
     return even
