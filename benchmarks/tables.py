@@ -499,6 +499,13 @@ def nano_evidence_table() -> str | None:
         f"combinations that training never showed, {result['date']}. In brackets: what the judge "
         f"reads from true films.",
         "",
+    ]
+    if "tallies" in first:
+        from evidence_tables import evidence
+
+        lines[0] = lines[0].replace("In brackets:", "With 95 % intervals; in brackets:")
+        return "\n".join([*lines, evidence(result["sizes"])])
+    lines += [
         "| size | colour | shape | motion |",
         "|---|---:|---:|---:|",
     ]
@@ -510,6 +517,13 @@ def nano_evidence_table() -> str | None:
         lines.append(f"| {size['height']}×{size['width']}×{size['frames']} | {cells} |")
     lines.append(f"| chance, one of eight words | {1 / 8:.0%} | {1 / 8:.0%} | {1 / 8:.0%} |")
     return "\n".join(lines)
+
+
+def nano_judge_table() -> str | None:
+    from evidence_tables import judge
+
+    result = _newest("nano-judge.json")
+    return None if result is None else judge(result)
 
 
 def nano_quality_table() -> str | None:
@@ -546,6 +560,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "book": book_table,
     "book-quality": book_quality_table,
     "nano-evidence": nano_evidence_table,
+    "nano-judge": nano_judge_table,
     "nano-quality": nano_quality_table,
     "nano-reading": functools.partial(of_totals, "reading"),
     "nano-sentence": functools.partial(of_totals, "sentence"),

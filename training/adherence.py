@@ -25,7 +25,6 @@ ASPECTS = ("colour", "shape", "motion")
 DETAILS = ("speed", "texture", "ground", "view", "light")
 # Whether nothing is there that was not asked for, and whether all of it is.
 COUNTS = ("no_more", "no_less")
-READABLE = 0.9  # of true films, that the judge must be right about for an aspect to be believed
 
 
 @dataclass(frozen=True, slots=True)

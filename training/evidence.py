@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from jali.nano import folder
-from training.adherence import scores
+from training.adherence import ASPECTS, COUNTS, scores
 from training.truth import WORLDS, judge_of_truth
+
+__all__ = ["ASPECTS", "COUNTS", "WORLDS", "generate", "judge_of_truth", "scores", "sheet"]
 
 
 def generate(
