@@ -74,7 +74,9 @@ VARIANTS: dict[str, Method] = {
     "rd_statistics": RateDistortion(
         0.3, samples=3, estimate="statistics", q_block=32, k_block=16
     ),
-    "rd_mixed": RateDistortion(0.3, samples=5, estimate="mixed", q_block=32, k_block=16),
+    "rd_mixed": RateDistortion(
+        0.3, samples=5, estimate="mixed", costs={2: 0.7, "mean": 0.1}, q_block=32, k_block=16
+    ),
     "rd_statistics_few": RateDistortion(
         price=0.01, keep=0, estimate="statistics", q_block=16, k_block=20, levels=(4, "skip"),
         order=Gilbert(),

@@ -207,6 +207,39 @@ def test_levels_that_are_not_allowed_do_not_occur():
     assert found == [1, MEAN]
 
 
+def test_a_level_that_costs_more_is_taken_less():
+    q, k, v = structured()
+    blocks = {"q_block": 32, "k_block": 32}
+
+    def pooled(costs):
+        method = RateDistortion(0.3, costs=costs, **blocks)
+        levels = attend(q, k, v, method=method, grid=(3, 16, 16)).plan.levels
+        return [float((levels == level).float().mean()) for level in (2, 4, 8, MEAN)]
+
+    work = {2: 0.5, 4: 0.25, 8: 0.125, "mean": 1 / 32}
+    assert pooled(work) == pooled({})
+    assert pooled({8: 1.0})[2] == 0 < pooled({})[2]
+    cheap, dear = pooled({2: 0.3}), pooled({2: 0.9})
+    assert cheap[0] > dear[0]
+
+
+def test_the_budget_is_in_the_units_of_the_costs():
+    q, k, v = structured()
+    costs = {2: 0.9, 4: 0.6, 8: 0.4, "mean": 0.1}
+    method = RateDistortion(0.3, costs=costs, q_block=32, k_block=32)
+    levels = attend(q, k, v, method=method, grid=(3, 16, 16)).plan.levels
+    share = {1: 1.0, 2: 0.9, 4: 0.6, 8: 0.4, MEAN: 0.1, SKIP: 0.0}
+    cost = sum(value * float((levels == level).float().mean()) for level, value in share.items())
+    assert 0.29 <= cost <= 0.3 + 1e-4
+
+
+def test_costs_are_part_of_a_methods_value():
+    pairs = RateDistortion(costs=((8, 0.2), (2, 0.6)))
+    assert pairs == RateDistortion(costs={2: 0.6, 8: 0.2})
+    assert hash(pairs) == hash(RateDistortion(costs={2: 0.6, 8: 0.2}))
+    assert pairs != RateDistortion()
+
+
 def test_a_table_serves_its_period():
     q, k, v = structured()
     tables, method = Tables(), RateDistortion(0.2, keep=0.5, q_block=32, k_block=32)
@@ -274,6 +307,11 @@ def test_tables_stay_within_their_limit():
         ({"k_block": 36}, "cannot be pooled 8×"),
         ({"samples": 0}, "samples must be at least 1"),
         ({"keep": 1.5}, "keep must be in"),
+        ({"costs": {3: 0.5}}, "costs are shares of the levels 2, 4, 8, mean, .* got one of 3"),
+        ({"costs": {"skip": 0.5}}, "got one of 'skip'"),
+        ({"costs": {2: 1.5}}, r"the cost of level 2 must be in \[0, 1\], got 1.5"),
+        ({"costs": {2: float("nan")}}, "the cost of level 2 must be in"),
+        ({"costs": "time"}, "costs are shares of the levels .* got 'time'"),
         ({"estimate": "rows"}, "estimate must be 'samples', 'statistics' or 'mixed', got 'rows'"),
     ],
 )

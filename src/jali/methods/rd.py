@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from jali.planning.mixture import mixed_share, mixed_table
 from jali.planning.plan import LEVELS, RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.site import Site
 from jali.planning.statistics import statistics_share, statistics_table
-from jali.planning.tradeoff import choose_levels
+from jali.planning.tradeoff import Costs, choose_levels
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order, Raster
 from jali.value import check_choice, check_count, check_share, check_steps
@@ -48,6 +49,9 @@ class RateDistortion(Method):
         estimate: what these rows see: all keys ("samples"); means and variances of groups of eight
             ("statistics"), for a tenth of the arithmetic; or both, a quarter of them all keys
             ("mixed").
+        costs: of levels, as shares of reading a block in full, where a backend does not run them at
+            the rate of their work: {2: 0.6, 4: 0.35, 8: 0.2, "mean": 0.03}. The budget is in these
+            units then. Levels that are not named cost their work.
         levels: those that may be chosen besides reading in full: 2, 4, 8 (means of so many keys),
             "mean" (the block as one key) and "skip".
         keep: how long a table serves, as a share of the run (float) or in steps (int); the
@@ -66,6 +70,7 @@ class RateDistortion(Method):
     levels: tuple[int | str, ...] = (2, 4, 8, "mean", "skip")
     keep: float | int = 0.25
     estimate: str = "samples"
+    costs: Mapping[int | str, float] | tuple[tuple[int | str, float], ...] = ()
     q_block: int = field(default=128, kw_only=True)
     k_block: int = field(default=128, kw_only=True)
     order: Order = field(default_factory=Raster, kw_only=True)
@@ -85,17 +90,22 @@ class RateDistortion(Method):
         for name in ("q_block", "k_block"):
             check_count(name, getattr(self, name))
         object.__setattr__(self, "levels", _checked(self.levels))
+        object.__setattr__(self, "costs", _checked_costs(self.costs))
         check_ratios(self.ratios, self.k_block)
 
     @functools.cached_property
     def codes(self) -> tuple[int, ...]:
         """The levels above 1 as plans write them, finest first."""
-        found = {level if isinstance(level, int) else WORDS[level] for level in self.levels}
+        found = {_code(level) for level in self.levels}
         return tuple(level for level in LEVELS if level in found)
 
     @functools.cached_property
     def ratios(self) -> tuple[int, ...]:
         return (1, *(level for level in self.codes if level != SKIP))
+
+    @functools.cached_property
+    def _costs(self) -> Costs:
+        return tuple((_code(level), cost) for level, cost in dict(self.costs).items())
 
     @property
     def token_order(self) -> Order:
@@ -111,8 +121,9 @@ class RateDistortion(Method):
     def plan(self, query: Query) -> BlockPlan:
         table = self.table(query)
         levels = choose_levels(
-            table, query.layout, self.budget, self.price, query.padding, self.sum_over_ranks
-        )
+            table, query.layout, self.budget, self.price, query.padding, self.sum_over_ranks,
+            self._costs,
+        )  # fmt: skip
         return BlockPlan(query.layout, self.ratios, map=levels)
 
     def sum_over_ranks(self, work: Tensor) -> Tensor:
@@ -154,6 +165,25 @@ class RateDistortion(Method):
 
     def with_budget(self, mean: float) -> RateDistortion:
         return replace(self, budget=mean, price=None)
+
+
+def _code(level: int | str) -> int:
+    return level if isinstance(level, int) else WORDS[level]
+
+
+def _checked_costs(costs: Any) -> tuple[tuple[int | str, float], ...]:
+    """As pairs, finest first."""
+    known: tuple[int | str, ...] = (*RATIOS[1:], "mean")
+    words = f"costs are shares of the levels {', '.join(map(str, known))}, as in {{2: 0.6}}"
+    try:
+        given = dict(costs)
+    except (TypeError, ValueError):
+        raise ValueError(f"{words}, got {costs!r}") from None
+    for level, cost in given.items():
+        if isinstance(level, bool) or level not in known:
+            raise ValueError(f"{words}, got one of {level!r}")
+        check_share(f"the cost of level {level}", cost)
+    return tuple((level, float(given[level])) for level in known if level in given)
 
 
 def _checked(levels: tuple[int | str, ...]) -> tuple[int | str, ...]:

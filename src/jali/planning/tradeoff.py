@@ -20,6 +20,7 @@ PER_PRICE_OCTAVE = 1024  # a price is exact to 0.07 %
 UNIT = 2**16  # of a block's work: whole numbers add up to the same in any order
 
 Sum = Callable[[Tensor], Tensor]
+Costs = tuple[tuple[int, float], ...]  # of levels, as shares of reading a block in full
 
 
 def choose_levels(
@@ -29,16 +30,18 @@ def choose_levels(
     price: float | None = None,
     padding: KeyPadding | None = None,
     total_over_ranks: Sum | None = None,
+    costs: Costs = (),
 ) -> Tensor:
     """Each block's level by the least error + price · work. uint8 [B, H, M, N].
 
     The price is found for every sample, so that its rows cost `budget` of dense attention, or is
     given. Own and text blocks are read in full, and rows of text read everything; those rows do
-    not count in the budget. `total_over_ranks` sums over ranks that hold other heads.
+    not count in the budget. `total_over_ranks` sums over ranks that hold other heads. A level of
+    `costs` counts as that share of reading in full instead of its work, in the budget too.
     """
     if budget is not None and price is None and budget >= 1:
         return torch.ones_like(table.codes[..., 0])  # also where a coarser level errs by nothing
-    errors, work = _errors(table, layout), _work(layout, table.levels, padding)
+    errors, work = _errors(table, layout), _work(layout, table.levels, padding, costs)
     fixed = layout.forced | layout.text_rows[:, None]
     if price is None:
         assert budget is not None
@@ -82,10 +85,15 @@ def _spread(M: int, N: int, device: torch.device) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _work(layout: BlockLayout, levels: tuple[int, ...], padding: KeyPadding | None) -> Tensor:
-    """Share of a whole block that a level reads. fp32 [B|1, N, 1 + L]."""
-    read = read_sizes(layout, (1, *(level for level in levels if level != SKIP)), padding)
-    work = read.movedim(0, -1).float() / layout.blocks.k
+def _work(
+    layout: BlockLayout, levels: tuple[int, ...], padding: KeyPadding | None, costs: Costs
+) -> Tensor:
+    """Share of a whole block that a level reads, or costs. fp32 [B|1, N, 1 + L]."""
+    ratios = (1, *(level for level in levels if level != SKIP))
+    work = read_sizes(layout, ratios, padding).movedim(0, -1).float() / layout.blocks.k
+    for level, cost in costs:
+        if level in ratios:
+            work[..., ratios.index(level)] = work[..., 0] * cost
     return F.pad(work, (0, 1)) if SKIP in levels else work
 
 
