@@ -11,6 +11,7 @@ do not decide about clips: see nano_quality.py.
 from __future__ import annotations
 
 import argparse
+import datetime
 import platform
 import tempfile
 from collections.abc import Iterator
@@ -147,6 +148,7 @@ def main() -> None:
             "device": platform.machine(), "jali": __version__, "torch": torch.__version__,
             "python": platform.python_version(),
         },
+        "date": datetime.date.today().isoformat(),
         "size": SIZE, "tokens": GRID.tokens, "steps": steps, "of_steps": STEPS, "layers": layers,
         "prompts": list(prompts(asked.prompts)), "calls": 0, "rows": [],
     }  # fmt: skip

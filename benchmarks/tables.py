@@ -553,6 +553,30 @@ def scale_table() -> str:
     return table()
 
 
+def estimates_table() -> str | None:
+    result = _newest("estimates-*.json")
+    if result is None:
+        return None
+    rows: dict[str, dict[float, dict[str, Any]]] = {}
+    for row in result["rows"]:
+        rows.setdefault(row["method"], {})[row["budget"]] = row
+    budgets = list(next(iter(rows.values())))
+    layers, steps = (", ".join(map(str, result[name])) for name in ("layers", "steps"))
+    lines = [
+        f"nano, {result['tokens']:,} tokens, layers {layers} at steps {steps} of "
+        f"{result['of_steps']}, {len(result['prompts'])} prompts: means over {result['calls']} "
+        f"calls, {result['date']}. What planning takes is a share of a dense call's arithmetic, "
+        f"for heads of 128.",
+        "",
+        f"| estimate | planning | {' | '.join(f'error at {b:g}' for b in budgets)} |",
+        "|---|---:|" + "---:|" * len(budgets),
+    ]
+    for name, own in rows.items():
+        errors = " | ".join(f"{own[budget]['error']:.2%}" for budget in budgets)
+        lines.append(f"| {name} | {own[budgets[0]]['planning']:.3f} | {errors} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str | None]] = {
     "methods": methods_table,
     "scale": scale_table,
@@ -573,6 +597,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "gain": gain_sentence,
     "expect": expect_table,
     "demo": demo_sentence,
+    "estimates": estimates_table,
     "cpu": cpu_table,
     "cpu-memory": cpu_memory_table,
     "cpu-growth": cpu_growth_table,

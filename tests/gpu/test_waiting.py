@@ -24,6 +24,8 @@ METHODS = {
     "psa by similarity": jali.Psa(similarity=(0.1, 0.0, -0.1)),
     "rd": jali.RateDistortion(0.3),
     "rd by price": jali.RateDistortion(price=0.01, keep=0),
+    "rd from statistics": jali.RateDistortion(0.3, estimate="statistics", keep=0),
+    "rd, mixed": jali.RateDistortion(0.3, estimate="mixed", keep=0),
     "tail": jali.Entropy(jali.Budget(0.3), tail=True),
     "budgets": jali.Schedule(jali.Entropy(), budgets=(0.5, 0.3)),
     "dense": jali.Schedule(jali.Entropy(), min_tokens=2**62),
