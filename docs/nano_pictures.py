@@ -30,7 +30,7 @@ ASSETS = HERE / "assets"
 RESULTS = HERE.parent / "benchmarks/results"
 INK, FAINT = "#1d2433", "#8a93a6"
 KINDS = {"local": "#2f6fb3", "temporal": "#3a9d6e", "frame": "#d98324", "global": "#b0413e"}
-PROMPT = "a large red striped ball moves right over a grey cloudy background"
+PROMPT = "a large red checkered ball moves right over an olive wooden background"
 STEPS, LOOKED_AT = 12, (1, 5, 9)
 LINES = {
     "rd": "#b0413e", "entropy": "#2f6fb3", "psa": "#3a9d6e", "ada_bsa": "#7d5ba6",

@@ -25,15 +25,15 @@ def mean(table):
 def test_the_whole_run_costs_the_total(shape, total, steps, layers, first_dense):
     curve = Curve(total, shape)
     dense = (lambda step, _: step == 0) if first_dense else None
-    always = first_dense or shape in ("exponential", "linear")  # step 0 is dense
-    if always and total < (1 + 0.03 * (steps - 1)) / steps:
+    beside = (1 + 0.03 * (steps - 1)) / steps  # the cost of a dense step 0 and the floor
+    if first_dense and total < beside:
         with pytest.raises(ValueError, match="cannot be reached"):
             curve.budgets(steps, layers, dense)
         return
     table = curve.budgets(steps, layers, dense)
     assert mean(table) == pytest.approx(total, abs=1e-6)
     assert all(0.03 <= b <= 1 for row in table for b in row)
-    if always:
+    if first_dense or (shape in ("exponential", "linear") and total >= beside):
         assert table[0] == (1.0,) * layers
 
 
@@ -86,8 +86,19 @@ def test_what_is_no_curve_is_refused(arguments, words):
 
 
 def test_a_total_out_of_reach_says_what_is_in_reach():
+    with pytest.raises(ValueError, match=r"0\.02 cannot be reached in 12 steps.*cost 0\.030"):
+        Curve(0.02).budgets(12, 8)
     with pytest.raises(ValueError, match=r"0\.05 cannot be reached in 12 steps.*cost 0\.111"):
-        Curve(0.05).budgets(12, 8)
+        Curve(0.05).budgets(12, 8, lambda step, _: step == 0)
+
+
+@pytest.mark.parametrize("shape", ["exponential", "linear"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 12])
+def test_a_total_that_pays_for_no_dense_step_falls_from_less(shape, steps):
+    heights = [row[0] for row in Curve(0.05, shape).budgets(steps, 1)]
+    assert mean([[h] for h in heights]) == pytest.approx(0.05)
+    assert heights[1:] == [0.03] * (steps - 1)
+    assert heights[0] == pytest.approx(0.05 * steps - 0.03 * (steps - 1))
 
 
 def test_a_schedule_follows_its_curve():

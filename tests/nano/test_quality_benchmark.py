@@ -16,7 +16,7 @@ from jali.error import InputError
 from jali.planning.curve import FLOOR
 
 TINY = ("--device", "cpu", "--prompts", "2", "--batch", "1", "--width", "64", "--frames", "9")
-ROWS = ("entropy:q_block=32,k_block=32 exponential .7,.2 2",)
+ROWS = ("entropy:q_block=32,k_block=32 exponential .7 2", "entropy:q_block=32,k_block=32 esa .2 2")
 
 
 def run(output: Path, *more: str, height: int = 64) -> int:

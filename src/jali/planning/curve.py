@@ -10,6 +10,7 @@ from jali.value import check_choice, check_share
 
 SHAPES = ("exponential", "linear", "flat")
 FLOOR = 0.03
+FIRST = 1 / 16  # of the numbers that stand for a curve: those that give the first step less than 1
 
 Table = tuple[tuple[float, ...], ...]  # a number for every step and layer
 
@@ -23,8 +24,8 @@ class Curve:
 
     Args:
         total: the mean over all calls, above 0 and at most 1.
-        shape: "exponential" and "linear" fall from 1 in the first step; "flat" is the same budget
-            everywhere; a tuple holds relative budgets along the run, for any number of steps.
+        shape: "exponential" and "linear" fall from 1 in the first step, or from less where the
+            total does not pay for that; "flat" is the same budget everywhere; a tuple holds relative budgets along the run, for any number of steps.
         floor: no call is asked for less.
         layers: a factor on the budgets of each layer, as many as the model has; none is 1 for all.
 
@@ -96,7 +97,6 @@ class Curve:
                 raise ValueError(
                     f"a total of {self.total:g} cannot be reached in {steps} steps: what stays "
                     f"dense and the floor of {self.floor:g} cost {found:.3f}; ask for {end}"
-                    f"{', or for a flat curve' if self.shape in SHAPES[:2] else ''}"
                 )
         for _ in range(60):
             middle = (low + high) / 2
@@ -108,13 +108,14 @@ class Curve:
         along = [step / max(1, steps - 1) for step in range(steps)]
         if self.shape == "flat":
             return [a] * steps
-        # Steepness from endless (a = 0: only the first step is dense) to none (a = 1: all are).
-        steep = math.inf if a == 0 else 1 / a - 1
-        if self.shape == "exponential":
-            return [1.0 if x == 0 else math.exp(-steep * x) for x in along]
-        if self.shape == "linear":
-            return [1.0 if x == 0 else 1 - steep * x for x in along]
-        assert not isinstance(self.shape, str)
+        if isinstance(self.shape, str):
+            # Only the first step is above the floor, up to FIRST; then its fall becomes less steep,
+            # from endless to none (a = 1: all steps are dense).
+            first, a = min(1.0, a / FIRST), max(0.0, (a - FIRST) / (1 - FIRST))
+            steep = math.inf if a == 0 else 1 / a - 1
+            if self.shape == "exponential":
+                return [first if x == 0 else math.exp(-steep * x) for x in along]
+            return [first if x == 0 else 1 - steep * x for x in along]
         if a == 1:
             return [math.inf] * steps
         return [_between(self.shape, x) * a / (1 - a) for x in along]

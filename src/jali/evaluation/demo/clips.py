@@ -18,7 +18,7 @@ from jali.generation.produce import load, warm_up
 from jali.generation.settings import dense_twin
 
 MODEL = "nano"
-PROMPT = "a large red striped ball moves right over a grey cloudy background"
+PROMPT = "a large red checkered ball moves right over an olive wooden background"
 METHOD, BUDGET = "entropy", 0.3
 # All of it fits five minutes on two cores; fewer steps blur, more take longer.
 STEPS, MOST_STEPS = 8, 50
