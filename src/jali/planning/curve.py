@@ -25,7 +25,8 @@ class Curve:
     Args:
         total: the mean over all calls, above 0 and at most 1.
         shape: "exponential" and "linear" fall from 1 in the first step, or from less where the
-            total does not pay for that; "flat" is the same budget everywhere; a tuple holds relative budgets along the run, for any number of steps.
+            total does not pay for that; "flat" is the same budget everywhere; a tuple holds
+            relative budgets along the run, for any number of steps.
         floor: no call is asked for less.
         layers: a factor on the budgets of each layer, as many as the model has; none is 1 for all.
 
