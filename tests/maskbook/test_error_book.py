@@ -147,7 +147,7 @@ class TestRecorded:
         assert (str(h.grid), h.steps, h.layers, h.heads) == ("3×8×8", STEPS, 3, 2)
         assert h.errors == Errors((2, 4, 8, MEAN, SKIP), 0.5)
         assert h.blocks == Blocks(16, 16)
-        assert h.scorer.startswith("rd samples=4")
+        assert h.scorer == "rd samples=4 estimate=samples seed=0"
         assert h.branches == ("mean",)
         assert len(h.prompts) == 2
 
@@ -245,6 +245,7 @@ class TestRecorded:
             ({"method": RD, "blocks": Blocks(8, 8)}, "blocks has no meaning"),
             ({"method": "rd", "blocks": Blocks(8, 12)}, "cannot be pooled 8"),
             ({"method": RateDistortion(price=1.0)}, "leave price out"),
+            ({"method": RateDistortion(costs={2: 0.6})}, "leave costs out"),
             ({"method": RateDistortion(keep=2)}, "keep is a share of the run above 0.*got 2"),
             ({"method": RateDistortion(keep=0.0)}, "keep is a share of the run above 0"),
         ],
@@ -322,6 +323,18 @@ class TestReplay:
             tiny.generate(pipe, CALL, steps=steps)
         # Own blocks are a twelfth, more than the last steps are asked for.
         assert 0.22 < handle.stats().cost < 0.3
+
+    def test_a_total_is_judged_by_the_steps_of_the_run(self, pipe: Any, path: Path) -> None:
+        """Of the four recorded steps a dense first one would cost a quarter by itself."""
+        given = {"total": 0.24, "warmup_frac": 1}
+        with jali.cached_processor_mode(pipe, path, **given) as handle:
+            tiny.generate(pipe, CALL, steps=8)
+        assert 0.22 < handle.stats().cost < 0.3
+        with (
+            pytest.raises(ValueError, match=r"total of 0\.24 cannot be reached in 4 steps"),
+            jali.cached_processor_mode(pipe, path, **given),
+        ):
+            tiny.generate(pipe, CALL, steps=4)
 
     def test_samples_of_a_batch_share_a_table_and_not_a_price(self) -> None:
         book = books.make_errors(None)

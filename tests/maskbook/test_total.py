@@ -132,7 +132,7 @@ class TestFewBudgets:
 
     def test_what_cannot_be_made_names_what_there_is(self, few: MaskBook, pipe: Any) -> None:
         with pytest.raises(ValueError, match=r"total of 0\.3 .* 0\.2, 0\.4, 0\.7: .* ask for more"):
-            book_method(few, None, 0.3, None, None, None)
+            book_method(few, None, 0.3, None, 1, None)
         with (
             pytest.raises(ValueError, match="two ways"),
             jali.cached_processor_mode(pipe, few, 0.5, total=0.5),

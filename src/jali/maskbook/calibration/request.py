@@ -136,6 +136,11 @@ def method_of_errors(
             )
     if method.price is not None:
         raise ValueError("a book of rd is asked for a budget when it is replayed: leave price out")
+    if method.costs:
+        raise ValueError(
+            "what is recorded does not depend on costs, and the levels of a book cost their work "
+            "when it is replayed: leave costs out"
+        )
     if not isinstance(method.keep, float) or method.keep == 0:
         raise ValueError(
             f"a book of rd serves any number of steps, so keep is a share of the run above 0, as "
