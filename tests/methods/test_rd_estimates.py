@@ -118,8 +118,8 @@ def test_a_mixture_keeps_what_either_finds():
 def test_statistics_are_cheap():
     layout = block_layout(TokenGrid.flat(32768), blocks=Blocks(128, 128))
     shares = {name: RateDistortion(estimate=name).planning_share(layout) for name in ESTIMATES}
-    # 8 of 128 rows: keys and (½ + ¼ + ⅛ + 1/128) of them; or 1½ of an eighth, 1/128, and once
-    # 64 + 24 of 32,768.
+    # 8 of 128 rows: keys and (½ + ¼ + ⅛ + 1/128) of them; or 2 and 16/128 of an eighth, 1/128, and
+    # once 64 + 24 of 32,768.
     assert shares["samples"] == pytest.approx(0.0625 * (1 + 0.875 + 1 / 128))
-    assert shares["statistics"] == pytest.approx(0.0625 * (1.5 / 8 + 1 / 128) + 88 / 32768)
+    assert shares["statistics"] == pytest.approx(0.0625 * (2.125 / 8 + 1 / 128) + 88 / 32768)
     assert shares["mixed"] == pytest.approx(shares["samples"] / 4 + shares["statistics"])

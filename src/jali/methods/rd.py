@@ -47,7 +47,7 @@ class RateDistortion(Method):
             quality is constant, the cost follows the content.
         samples: rows that are looked at in every query block.
         estimate: what these rows see: all keys ("samples"); means and variances of groups of eight
-            ("statistics"), for a tenth of the arithmetic; or both, a quarter of them all keys
+            ("statistics"), for a sixth of the arithmetic; or both, a quarter of them all keys
             ("mixed").
         costs: of levels, as shares of reading a block in full, where a backend does not run them at
             the rate of their work: {2: 0.6, 4: 0.35, 8: 0.2, "mean": 0.03}. The budget is in these

@@ -53,7 +53,7 @@ def statistics_table(
     share = H // Hkv
     rows = q.index_select(2, positions.flatten()).view(B, Hkv, share, M, P, D)
     errors = q.new_empty(B, Hkv, share, M, N, len(levels), dtype=torch.float32)
-    held = share * P * N * max(D, layout.blocks.k // group_of(layout.blocks.k))
+    held = share * P * N * layout.blocks.k // group_of(layout.blocks.k)
     block_rows = max(1, numbers_at_once(q.device) // held)
     heads = max(1, block_rows // M)
     for b in range(B):
@@ -95,6 +95,7 @@ class KeyStatistics(NamedTuple):
     block_keys: Tensor  # [h, N, 1, D]
     block_values: Tensor  # [h, N, 1, D]
     block_log_count: Tensor  # [N, 1, 1]
+    part: Tensor  # of a block's keys, [N, 1, G]
     sizes: tuple[int, ...]  # of the groups of pooled levels; the last is that of all of a group
     covariance: Tensor  # [h, N, G, sizes]
     together: Tensor  # how far covariances of a block's groups are equal, [h, N, 1, 1]
@@ -149,6 +150,7 @@ class KeyStatistics(NamedTuple):
             keys.sum((2, 3))[:, :, None] / block_count.clamp_min(1),
             values.sum((2, 3))[:, :, None] / block_count.clamp_min(1),
             block_count[0].log(),
+            (count / block_count.clamp_min(1))[0].mT,
             sizes,
             torch.stack(covariance, -1),
             together,
@@ -193,11 +195,10 @@ def _row_errors(rows: Tensor, of: KeyStatistics, levels: tuple[int, ...]) -> Ten
     lse = logits.logsumexp((1, 3))
     lse = torch.where(lse == -torch.inf, 0, lse)[:, None, :, None]  # a row that sees no real key
     mass = (logits - lse).exp_()
-    total = mass.sum(-1, keepdim=True)  # [h, N, R, 1]
-    parts = mass @ of.values  # [h, N, R, D]
-    out = parts.sum(1, keepdim=True)
-    change = parts - total * out
-    skipped = change.square().sum(-1)
+    total = mass.sum(-1)  # [h, N, R]
+    out = torch.einsum("hnrg,hngd->hrd", mass, of.values)
+    change = _Change.of(out, of)
+    skipped = change.squared(mass)
     size = mass * square.minimum(of.most).sqrt()
     apart, alike = size.square() @ of.covariance, (size @ of.covariance.sqrt()).square()
     off = torch.lerp(apart, alike, of.together)  # [h, N, R, sizes]
@@ -207,14 +208,36 @@ def _row_errors(rows: Tensor, of: KeyStatistics, levels: tuple[int, ...]) -> Ten
             errors.append(skipped + off[..., -1])
         elif level == MEAN:
             weight = (rows @ of.block_keys.mT + of.block_log_count - lse).exp_()  # [h, N, R, 1]
-            wrong = change - weight * (of.block_values - out)
-            errors.append(wrong.square().sum(-1) + off[..., -1])
+            errors.append(change.squared(mass - weight * of.part) + off[..., -1])
         else:
             i = of.sizes.index(level)
             gain = _log_gain(square * of.finer[i], of.log_count.clamp(0, math.log(level)))
-            lost = -(mass * torch.expm1(-gain)).sum(-1) / total.squeeze(-1).clamp_min(TINY)
+            lost = -(mass * torch.expm1(-gain)).sum(-1) / total.clamp_min(TINY)
             errors.append(lost.square() * skipped + off[..., i])
     return torch.stack(errors, dim=2)
+
+
+class _Change(NamedTuple):
+    """‖Σ_g a_g (v̄_g − o)‖² for weights a of a block's groups, by products of what they are off the
+    block's mean: a vector for every row and block would be several times as much to hold."""
+
+    products: Tensor  # (v̄_g − v̄)·(v̄_g' − v̄) [h, N, G, G]
+    with_mean: Tensor  # (v̄_g − v̄)·(v̄ − o) [h, N, R, G]
+    mean: Tensor  # ‖v̄ − o‖² [h, N, R]
+
+    @classmethod
+    def of(cls, out: Tensor, of: KeyStatistics) -> _Change:
+        """For outputs [h, R, D]."""
+        off, means = of.values - of.block_values, of.block_values.squeeze(2)
+        far = torch.cdist(means, out, compute_mode="donot_use_mm_for_euclid_dist").square()
+        inner = (off @ of.block_values.mT).mT - out[:, None] @ off.mT
+        return cls(off @ off.mT, inner, far)
+
+    def squared(self, weights: Tensor) -> Tensor:
+        """[h, N, R, G] -> [h, N, R]."""
+        total = weights.sum(-1)
+        inside = weights @ self.products + 2 * total[..., None] * self.with_mean
+        return (torch.linalg.vecdot(inside, weights) + total.square() * self.mean).clamp_min(0)
 
 
 def _log_gain(square: Tensor, log_count: Tensor) -> Tensor:
@@ -225,9 +248,10 @@ def _log_gain(square: Tensor, log_count: Tensor) -> Tensor:
 
 def statistics_share(layout: BlockLayout, samples: int, levels: tuple[int, ...]) -> float:
     """Its arithmetic as a share of dense attention's, for heads of 128: sampled rows see the means
-    of groups (two products with keys, one with values) and of blocks, and every block of keys has
-    one covariance, every group some products with itself."""
+    of groups (two products with keys, two with values, and up to two of a block's groups with each
+    other) and of blocks, and every block of keys has one covariance, every group some products with
+    itself."""
     k_block, group = layout.blocks.k, group_of(layout.blocks.k)
-    seen = 1.5 / group + (1 / k_block if MEAN in levels else 0.0)
+    seen = (2 + k_block / group / 128) / group + 1 / k_block
     once = (128 / 2 + group * len(_sizes(levels, group))) / layout.q.tokens
     return min(1.0, samples / layout.blocks.q) * seen + once
