@@ -14,6 +14,7 @@ pytest.importorskip("diffusers")
 import tiny
 
 import jali
+from jali.generation.settings import Settings
 from jali.integration.models.registry import MODELS, model_of
 from jali.integration.models.size import video_scale_of
 from jali.presets import Preset, VideoScale, load_preset
@@ -73,6 +74,22 @@ def test_a_preset_that_differs_between_models_finds_the_model() -> None:
     small = tiny.wan_transformer(2)
     with pytest.raises(ValueError, match="differs between models, so name one of"):
         jali.apply_sparse_attention(small, "psa_balanced", steps=10)
+
+
+def test_esa_is_one_word_away_in_python_and_on_the_command_line() -> None:
+    """With another budget or a total its schedule stays."""
+    esa = load_preset("esa").method
+    small = tiny.wan_transformer(2)
+    with jali.sparse_processor_mode(small, preset="esa", steps=10) as run:
+        assert run.method == esa
+    with jali.sparse_processor_mode(small, preset="esa", mean_budget=0.3, steps=10) as run:
+        assert run.method == esa.with_budget(0.3)
+    with jali.sparse_processor_mode(small, preset="esa", total=0.4, curve="flat", steps=10) as run:
+        assert isinstance(esa, jali.Schedule)
+        assert run.method == replace(esa, curve=jali.Curve(0.4, "flat"))
+    asked = Settings("nano", preset="esa")
+    assert asked.resolve().make_method() == esa
+    assert replace(asked, budget=0.3).resolve().make_method() == esa.with_budget(0.3)
 
 
 def preset(**facts: Any) -> Preset:

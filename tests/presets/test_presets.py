@@ -7,7 +7,8 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -181,6 +182,21 @@ def test_every_model_has_the_recommended_ones() -> None:
     )
     assert load_preset("entropy_balanced").model is None
     assert load_preset("psa_4steps").model == "cogvideox-5b"
+
+
+def test_esa_is_what_esa_publishes_for_every_model() -> None:
+    """Every option is written out in the files: none follows a default of this package."""
+    published = Entropy(
+        Budget(0.5, floor=0.05, ceiling=1.0), sharpness=1.0, samples=4, seed=None, q_block=256,
+        k_block=128, order=Raster(), tail=False,
+    )  # fmt: skip
+    expected = Schedule(published, dense_steps=0.2, dense_layers=(0,))
+    for model in {preset.model for preset in presets()}:
+        assert load_preset("esa", model).method == expected
+    for kind in ("video", "image"):
+        file = resources.files("jali.presets") / "data" / f"{kind}.yaml"
+        written = yaml.safe_load(file.read_text(encoding="utf-8"))["presets"]["esa"]
+        assert set(written["options"]) == {each.name for each in fields(Entropy)}
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda r: f"{r[0]}-{r[1]}")
