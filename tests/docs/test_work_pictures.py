@@ -112,7 +112,7 @@ def test_the_page_says_what_planning_takes() -> None:
     }
     for name in ("entropy", "psa", "ada_bsa", "rf_v2", "rd"):
         assert said[f"`{name}`"] == f"{share(METHODS[name]()):.3f}"
-    assert said['`rd`, `estimate="mixed"`'] == f"{share(RateDistortion(estimate='mixed')):.3f}"
+    assert said["`rd`, mixed"] == f"{share(RateDistortion(estimate='mixed')):.3f}"
     assert RateDistortion().keep == 0.25
 
 
@@ -135,9 +135,17 @@ def test_the_page_says_what_was_measured(told: dict[str, Any]) -> None:
 
     for steps in (12, 30):
         assert at("entropy:tail=True", steps)["psnr"] < at("entropy", steps)["psnr"]
+        assert at("psa", steps)["psnr"] < at("entropy", steps)["psnr"] - 3
         assert at("rd", steps, "linear")["psnr"] < at("rd", steps)["psnr"] - 1
     assert at("rd", 12)["planning"] > 2 * at("entropy", 12)["planning"]
     assert at("rd", 30)["planning"] == pytest.approx(at("entropy", 30)["planning"], rel=0.15)
+
+
+def test_in_the_pictured_call_psa_is_ahead_of_entropy(told: dict[str, Any]) -> None:
+    error = {(row["method"], row["budget"]): row["error"] for row in told["rows"]}
+    for budget in work_pictures.BUDGETS:
+        assert error["psa", budget] < error["entropy", budget]  # and it costs no more
+        assert error["rd", budget] <= error["entropy", budget]
 
 
 def test_pictures_are_small_and_on_the_page() -> None:
