@@ -173,6 +173,38 @@ def methods_table() -> str:
     return "\n".join(lines)
 
 
+def planning_table() -> str:
+    """What a plan, or rd's table, takes at the size of Wan 2.1 480p: by the methods themselves."""
+    import torch
+
+    from jali import Blocks, Method, RateDistortion, TokenGrid
+    from jali.methods import METHODS
+
+    grid, rd = TokenGrid.video(21, 30, 52), RateDistortion()
+    looks: list[tuple[str, Method, str]] = [
+        ("`entropy`", METHODS["entropy"](), "4 of 256 queries, all keys"),
+        ("`psa`", METHODS["psa"](), "a quarter of the queries and of the keys"),
+        ("`ada_bsa`", METHODS["ada_bsa"](), "an eighth of all products"),
+        ("`rf_v2`", METHODS["rf_v2"](), "means of blocks"),
+        ("`rd`", rd, "8 of 128 queries, all keys, values and their means"),
+    ]
+    for estimate, seen in (
+        ("mixed", "2 of them so, all of them statistics"),
+        ("statistics", "8 queries, means and variances of groups of keys"),
+    ):
+        looks.append((f"`rd`, {estimate}", dataclasses.replace(rd, estimate=estimate), seen))
+    lines = ["| method | looks at | share of a dense call | how often |", "|---|---|---:|---|"]
+    for name, method, seen in looks:
+        layout = method.layout(grid, None, 0, method.blocks(Blocks(256, 128)), torch.device("cpu"))
+        often = "four times a run" if method.keeps_tables else "every call"
+        lines.append(f"| {name} | {seen} | {method.planning_share(layout):.3f} | {often} |")
+    lines += [
+        "",
+        f"Shares are of arithmetic, for {grid.tokens:,} tokens; times are for the machine to say.",
+    ]
+    return "\n".join(lines)
+
+
 def method_table(name: str) -> str | None:
     """A method's page: whole calls on its fastest backend, the slower kind of input."""
     gpu, cpu = _newest("kernel-*.json"), _newest("cpu-*.json")
@@ -579,6 +611,7 @@ def estimates_table() -> str | None:
 
 TABLES: dict[str, Callable[[], str | None]] = {
     "methods": methods_table,
+    "planning-shares": planning_table,
     "scale": scale_table,
     "kernel": kernel_table,
     "book": book_table,

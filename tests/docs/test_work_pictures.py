@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from benchmarks import tables
 from docs import work_pictures
-from jali import Blocks, Curve, RateDistortion, Schedule, Site, TokenGrid, load_preset
+from jali import Curve, RateDistortion, Schedule, Site, load_preset
 from jali.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -97,23 +97,19 @@ def test_the_curves_are_those_of_the_library() -> None:
     assert len(work_pictures.curves_figure().axes[0].lines) == 3
 
 
-def test_the_page_says_what_planning_takes() -> None:
-    def share(method: Any) -> float:
-        blocks = method.blocks(Blocks(256, 128))
-        grid = TokenGrid.video(21, 30, 52)
-        layout = method.layout(grid, None, 0, blocks, torch.device("cpu"))
-        return float(method.planning_share(layout))
-
-    assert f"{TokenGrid.video(21, 30, 52).tokens:,} tokens" in PAGE
+def test_what_is_said_of_looking_is_what_methods_do() -> None:
+    """The shares are the methods' own; the words beside them follow from these."""
+    table = tables.planning_table()
     said = {
-        line.split("|")[1].strip(): line.split("|")[3].strip()
-        for line in PAGE.splitlines()
-        if line.startswith("| `")
+        line.split("|")[1].strip(): line.split("|")[3].strip() for line in table.splitlines()[2:9]
     }
-    for name in ("entropy", "psa", "ada_bsa", "rf_v2", "rd"):
-        assert said[f"`{name}`"] == f"{share(METHODS[name]()):.3f}"
-    assert said["`rd`, mixed"] == f"{share(RateDistortion(estimate='mixed')):.3f}"
-    assert RateDistortion().keep == 0.25
+    assert said["`entropy`"] == f"{0.5 * 4 / 256:.3f}"
+    assert said["`psa`"] == f"{0.5 / 4 / 4:.3f}"
+    assert said["`ada_bsa`"] == f"{0.5 / 8:.3f}"
+    assert said["`rd`"] == f"{8 / 128 * (1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 128):.3f}"
+    assert float(said["`rd`, statistics"]) < float(said["`rd`, mixed"]) < float(said["`rd`"])
+    assert RateDistortion().keep == 1 / 4  # four times a run
+    assert table in PAGE
 
 
 def test_the_page_says_what_was_measured(told: dict[str, Any]) -> None:
