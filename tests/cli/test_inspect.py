@@ -234,6 +234,7 @@ def test_on_large_calls_fewer_rows_are_seen_and_it_is_said(monkeypatch: pytest.M
     said = what_is_left([found])
     assert said is not None
     assert said.startswith("8 of 128 rows seen: error ")
+    assert "with all of them it would be less" in said
 
 
 def score(method: str, errors: list[float], always: float = 0.1, cost: float = 0.25) -> MethodScore:

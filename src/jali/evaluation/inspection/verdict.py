@@ -68,9 +68,12 @@ def what_is_left(judged: Sequence[JudgedCall]) -> str | None:
     if not found:
         return None
     error = fmean(each.score.error for each in found)
+    least = min(found, key=lambda each: each.rows)
+    if least.rows < least.of:
+        return f"{least}: error {error:.1%}; with all of them it would be less, and take longer"
     return (
-        f"{min(found, key=lambda each: each.rows)}: error {error:.1%}, about the least that any "
-        f"choice of blocks and levels has at this cost; to know it takes more than dense attention"
+        f"{least}: error {error:.1%}, about the least that any choice of blocks and levels has at "
+        f"this cost; to know it takes more than dense attention"
     )
 
 
