@@ -116,7 +116,7 @@ def test_the_page_says_what_was_measured(told: dict[str, Any]) -> None:
     tokens, block = told["tokens"], told["block"]
     assert f"{tokens:,} tokens, blocks of {block}" in " ".join(PAGE.split())
     assert f"{tokens // block} blocks of {block} tokens" in PAGE
-    assert f"in this one it is {told['one_head']['price']:.3f}." in " ".join(PAGE.split())
+    assert f"for 0.3 in this one it is {told['one_head']['price']:.3f}." in " ".join(PAGE.split())
     total = Curve(0.46, "flat").budgets(30, 30, lambda step, layer: step < 6 or layer == 0)
     assert total[-1][-1] == pytest.approx(0.3, abs=0.01)
     totals = json.loads((ROOT / "benchmarks/results/quality-totals.json").read_text("utf-8"))
