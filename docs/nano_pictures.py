@@ -1,7 +1,7 @@
 """The pictures of docs/nano.md, and the film in the README.
 
 python -m docs.nano_pictures losses           # from benchmarks/results/nano-training.json
-python -m docs.nano_pictures heads            # what each head attends to, two minutes on a CPU
+python -m docs.nano_pictures heads            # from nano-heads.json, of training.head_kind
 python -m docs.nano_pictures sheet PNG NAME   # a contact sheet of training.evidence, made small
 python -m docs.nano_pictures film MP4         # side-by-side.mp4 of a demo, made small
 python -m docs.nano_pictures world            # eight true films of the second world
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -23,15 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from benchmarks.quality_tables import Row
-    from training.head_kind import Head
 
 HERE = Path(__file__).parent
 ASSETS = HERE / "assets"
 RESULTS = HERE.parent / "benchmarks/results"
 INK, FAINT = "#1d2433", "#8a93a6"
 KINDS = {"local": "#2f6fb3", "temporal": "#3a9d6e", "frame": "#d98324", "global": "#b0413e"}
-PROMPT = "a large red checkered ball moves right over an olive wooden background"
-STEPS, LOOKED_AT = 12, (1, 5, 9)
 LINES = {
     "rd": "#b0413e", "entropy": "#2f6fb3", "psa": "#3a9d6e", "ada_bsa": "#7d5ba6",
     "rf_v2": "#d98324", "cached": "#3f9db5", "random": "#6b7385", "local": "#b3bac7",
@@ -71,24 +67,11 @@ def losses() -> Figure:
     return figure
 
 
-def heads() -> list[Head]:
-    """Every head of nano in three of twelve steps of a dense generation at 9,600 tokens."""
-    from jali import load_pipeline
-    from jali.evaluation.inspection.capture import capture
-    from jali.generation.settings import Settings
-    from training.head_kind import heads_of
-
-    pipe = load_pipeline("nano")
-    pipe.set_progress_bar_config(disable=True)
-    settings = Settings(model="nano", steps=STEPS).resolve()
-    calls = capture(pipe, settings, PROMPT, layers=range(8), steps=LOOKED_AT)
-    return [h for call in calls for h in heads_of(call.q, call.k, call.grid, call.site, call.scale)]
-
-
-def heads_figure(found: list[dict[str, Any]]) -> Figure:
+def heads_figure(told: dict[str, Any]) -> Figure:
     """Near and far: time across, the picture up, size by how spread out the attention is."""
     from matplotlib.figure import Figure
 
+    found = told["rows"]
     figure = Figure(figsize=(9.5, 3.4), layout="constrained")
     steps = sorted({row["step"] for row in found})
     axes = figure.subplots(1, len(steps), sharex=True, sharey=True)
@@ -100,7 +83,7 @@ def heads_figure(found: list[dict[str, Any]]) -> Figure:
             axis.annotate(str(row["layer"]), at, fontsize=6, ha="center", va="center", color=INK)
         axis.axhline(0.5, color=FAINT, linewidth=0.5)
         axis.axvline(0.5, color=FAINT, linewidth=0.5)
-        axis.set_title(f"step {step + 1} of {STEPS}", fontsize=9, color=INK)
+        axis.set_title(f"step {step + 1} of {told['steps']}", fontsize=9, color=INK)
         axis.set_xlabel("how far it looks in time", fontsize=8, color=FAINT)
         _quiet(axis)
     axes[0].set_ylabel("… in the picture", fontsize=8, color=FAINT)
@@ -198,15 +181,6 @@ def _quiet(axis: Axes) -> None:
         spine.set_linewidth(0.6)
 
 
-def _row(head: Head) -> dict[str, Any]:
-    reach = [round(r, 3) for r in head.distance]
-    place = {name: asdict(head.site)[name] for name in ("step", "layer")}
-    return {
-        **place, "head": head.head, "entropy": round(head.entropy, 3), "reach": reach,
-        "kind": head.kind,
-    }  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("losses", "heads", "sheet", "film", "world", "totals"))
@@ -228,12 +202,8 @@ def main() -> None:
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nano"}):
             totals(told).savefig(ASSETS / "nano-totals.svg", metadata={"Date": None})
     else:
-        rows = [_row(head) for head in heads()]
-        text = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-        about = f'"prompt": "{PROMPT}", "size": [192, 320, 37], "steps": {STEPS}'
-        file = RESULTS / "nano-heads.json"
-        file.write_text(f'{{{about}, "rows": [\n{text}\n]}}\n', "utf-8")
-        heads_figure(rows).savefig(ASSETS / "nano-heads.png", dpi=110)
+        told = json.loads((RESULTS / "nano-heads.json").read_text("utf-8"))
+        heads_figure(told).savefig(ASSETS / "nano-heads.png", dpi=110)
 
 
 if __name__ == "__main__":

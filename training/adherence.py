@@ -107,6 +107,10 @@ def tallies(rows: Sequence[dict[str, Any]]) -> dict[str, Tally]:
 
 
 def wrong(row: dict[str, Any]) -> list[str]:
-    """In words, what a verdict finds otherwise than asked."""
+    """In words, what a verdict (one of the rows) finds otherwise than asked."""
     asked = [name.removeprefix("asked_") for name in row if name.startswith("asked_")]
-    return [f"{a}: {row[f'seen_{a}']}" for a in asked if row[f"asked_{a}"] != row[f"seen_{a}"]]
+    return [
+        f"{a}: {row[f'seen_{a}'] or 'none'}, asked {row[f'asked_{a}'] or 'none'}"
+        for a in asked
+        if row[f"asked_{a}"] != row[f"seen_{a}"]
+    ]

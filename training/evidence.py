@@ -1,9 +1,9 @@
 """Does nano make what it is asked for? Held-out prompts, generated, read back by the judge.
 
-python -m training.evidence --output evidence.json --sheet sheet.png
+    python -m training.evidence --output evidence.json --sheet sheet.png
 
-Prompts are those of the first world, which the shipped weights know, or with `--world second` of
-the second.
+Prompts are those of the second world, which the shipped weights know, or with `--world first` of
+the first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from jali.nano import folder
 from training.adherence import ASPECTS, COUNTS, scores
+from training.sheet import ROWS, save_strips, sheet, strip
 from training.truth import WORLDS, judge_of_truth
 
-__all__ = ["ASPECTS", "COUNTS", "WORLDS", "generate", "judge_of_truth", "scores", "sheet"]
+__all__ = ["ASPECTS", "COUNTS", "WORLDS", "generate", "judge_of_truth", "scores"]
 
 
 def generate(
@@ -46,21 +47,6 @@ def generate(
         yield from out.frames.permute(0, 1, 3, 4, 2).float()
 
 
-def sheet(sentences: Sequence[str], clips: Sequence[Tensor], path: Path, shown: int = 6) -> None:
-    """A contact sheet: one row per clip, time from left to right, the prompt above."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(12, 1.55 * len(clips)), layout="constrained")
-    axes = picture.subplots(len(clips), 1, squeeze=False)[:, 0]
-    for axis, sentence, clip in zip(axes, sentences, clips, strict=True):
-        picked = clip[_spread(len(clip), shown)]
-        strip = torch.cat(list(torch.nn.functional.pad(picked, (0, 0, 2, 2), value=1.0)), 1)
-        axis.imshow(strip.cpu().clamp(0, 1).numpy())
-        axis.set_title(sentence, fontsize=7, loc="left", pad=2)
-        axis.axis("off")
-    picture.savefig(path, dpi=90)
-
-
 def _spread(length: int, count: int) -> Tensor:
     return torch.linspace(0, length - 1, min(count, length)).round().long()
 
@@ -70,11 +56,12 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", type=Path, default=folder())
-    parser.add_argument("--world", choices=WORLDS, default="first", help="of the prompts")
+    parser.add_argument("--world", choices=WORLDS, default="second", help="of the prompts")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--clips", type=Path, help="keep some frames of the first twelve clips")
     parser.add_argument("--shift", type=float, help="of the noise levels, instead of the model's")
-    parser.add_argument("--sheet", type=Path)
+    parser.add_argument("--sheet", type=Path, help="a picture of the first twelve clips")
+    parser.add_argument("--strips", type=Path, help="a folder for strips of them, one a file")
     parser.add_argument(
         "--round-trip", action="store_true", help="judge true films after the autoencoder, too"
     )
@@ -116,7 +103,9 @@ def main() -> None:
             f"{true['right']} of {true['asked']}"
         )
     if asked.sheet:
-        sheet(sentences[:12], clips[:12], asked.sheet)
+        sheet(found["rows"][:ROWS], [strip(clip) for clip in clips[:ROWS]]).save(asked.sheet)
+    if asked.strips:
+        save_strips(clips[:ROWS], asked.strips)
     if asked.clips:
         picked = [clip[_spread(len(clip), 6)].mul(255).byte().cpu() for clip in clips[:12]]
         torch.save({"prompts": sentences[:12], "clips": torch.stack(picked)}, asked.clips)

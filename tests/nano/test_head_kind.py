@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from jali.evaluation.demo.heads import make_heads
+from jali.nano import folder
 from jali.planning.site import Site
 from jali.tokens.grid import Box, Text, TokenGrid
-from training.head_kind import heads_of
+from training.head_kind import heads_of, main
 
 HERE = Site(0, 1, 0, 1)
 
@@ -51,3 +56,28 @@ def test_an_image_is_near_in_time() -> None:
 def test_text_alone_is_refused() -> None:
     with pytest.raises(ValueError, match="no such grid"):
         heads_of(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 4, 4), TokenGrid((Text(4),)), HERE, 1.0)
+
+
+def test_a_model_in_a_folder_at_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "heads.json"
+    arguments = ["--weights", str(folder()), "--size", "32", "48", "9", "--steps", "2"]
+    given = ["head_kind", *arguments, "--look-at", "0", "--output", str(made)]
+    monkeypatch.setattr(sys, "argv", given)
+    main()
+    told = json.loads(made.read_text("utf-8"))
+    assert (told["size"], told["steps"]) == ([32, 48, 9], 2)
+    places = {(r["step"], r["layer"], r["head"]) for r in told["rows"]}
+    assert places == {(0, layer, head) for layer in range(8) for head in range(4)}
+    assert {r["kind"] for r in told["rows"]} <= {"local", "temporal", "frame", "global"}
+
+
+def test_a_folder_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "heads.json"
+    given = ["head_kind", "--weights", str(tmp_path / "none"), "--output", str(made)]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"no folder {tmp_path / 'none'}" in capsys.readouterr().err
+    assert not made.exists()

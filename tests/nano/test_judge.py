@@ -142,7 +142,7 @@ def test_rows_hold_what_was_named_and_tallies_count_it(
 def test_a_wrong_verdict_is_counted_and_named() -> None:
     row: dict[str, Any] = {"asked_texture": "dotted", "seen_texture": "dotted", "asked_view": "up",
            "seen_view": "still", "asked_things": 2, "seen_things": 3}  # fmt: skip
-    assert wrong(row) == ["view: still", "things: 3"]
+    assert wrong(row) == ["view: still, asked up", "things: 3, asked 2"]
     found = tallies([row])
     assert (found["texture"], found["view"], found["light"]) == (
         Tally(1, 1), Tally(0, 1), Tally(0, 0)
