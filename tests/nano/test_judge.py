@@ -98,7 +98,7 @@ def test_a_camera_moves_the_background_the_other_way() -> None:
 
 def test_the_probes_are_those_of_the_lesson() -> None:
     """A shorter lesson teaches nearly the same, and the shipped probes pass it."""
-    learned = lesson.lessons(120)
+    learned = lesson.lessons(60)
     for name, (features, answers) in learned.items():
         known = load(name, torch.device("cpu"))
         assert known.weight.shape == (2 * features.shape[1] + 1, len(TABLES[name]))

@@ -20,6 +20,7 @@ from training.judge import light as lighting
 from training.judge import view as viewing
 from training.judge.background import Background, background, resized
 from training.judge.colour import despeckled, labels, shown, spread, unit
+from training.judge.pattern import flat
 
 __all__ = ["Clip", "Verdict", "count_things", "judge", "speed"]
 
@@ -85,7 +86,10 @@ class Clip:
         index = list(COLOURS).index(colour)
         rgb = resized(self.rgb[spread(len(self.rgb), MOMENTS)], ground.HIGH)
         mask = despeckled(labels(rgb) == index)
-        return probe.answer("texture", *texture.features(rgb, mask, index))
+        found, weight = texture.features(rgb, mask, index)
+        if not len(found):
+            return None
+        return probe.answer("texture", found, weight, flat(found, texture.RADII))
 
     @cached_property
     def _behind(self) -> Background:
@@ -111,7 +115,8 @@ class Clip:
         picked = spread(len(self.rgb), FEW_MOMENTS).to(self.rgb.device)
         behind = background(self.rgb[picked], ground.HIGH)
         lit = lighting.Light(self.light, self._light.field[picked])
-        return probe.answer("ground", ground.features(behind, lit), behind.seen.sum((1, 2)))
+        found = ground.features(behind, lit)
+        return probe.answer("ground", found, behind.seen.sum((1, 2)), flat(found, ground.RADII))
 
 
 def judge(frames: Tensor) -> Verdict:

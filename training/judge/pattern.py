@@ -16,6 +16,7 @@ from torch.nn import functional as F
 ANGLES = 24
 HARMONICS = 4  # the mean over all directions, and waves of two, four and six around the circle
 SHARES = (0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
+FLAT = 0.005  # contrast, in logarithms of brightness: less is a step of 256, or noise
 FAINT = 0.03  # contrast, in logarithms of brightness, of which half is believed
 
 
@@ -35,6 +36,11 @@ def pattern(tone: Tensor, mask: Tensor, radii: Sequence[float]) -> Tensor:
     even = (steep.sqrt().sum((1, 2)) / inside).square() / steepness
     edges = torch.stack((contrast.log(), steepness.log(), even), 1)
     return torch.cat((around, quantiles(tone, mask, SHARES), edges), 1)
+
+
+def flat(features: Tensor, radii: Sequence[float]) -> Tensor:
+    """Which features that begin with those of `pattern` are of a surface without one: [n]."""
+    return features[:, len(radii) * HARMONICS + len(SHARES)] < math.log(FLAT)
 
 
 def self_likeness(tone: Tensor, mask: Tensor, radii: Sequence[float]) -> Tensor:

@@ -17,6 +17,7 @@ from training.world import words
 
 FILE = Path(__file__).with_name("probe.safetensors")
 TABLES = {"texture": words.TEXTURES, "ground": words.GROUNDS}
+PLAIN = 0  # in both
 RIDGE = 3.0
 FARTHEST = 4.0  # deviations: beyond, a feature says no more
 
@@ -62,9 +63,14 @@ def load(name: str, device: torch.device) -> Probe:
     return Probe(*(x.to(device, torch.float32) for x in parts))
 
 
-def answer(name: str, features: Tensor, weight: Tensor) -> str | None:
-    """The word that frames say together, each as much as it weighs: features [F, k], weight [F]."""
+def answer(name: str, features: Tensor, weight: Tensor, flat: Tensor) -> str | None:
+    """The word that frames say together, each as much as it weighs: features [F, k], weight [F].
+
+    Frames that are `flat` [F] say "plain": without a pattern its features say nothing.
+    """
     if not float(weight.sum()) > 0:
         return None
     scores = load(name, features.device).scores(features)
+    plain = torch.nn.functional.one_hot(torch.tensor(PLAIN), len(TABLES[name])).to(scores)
+    scores = torch.where(flat[:, None], plain, scores)
     return TABLES[name][int((scores * weight[:, None]).sum(0).argmax())]
