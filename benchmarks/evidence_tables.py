@@ -52,8 +52,10 @@ def judge(result: dict[str, Any]) -> str:
         f"{result['machine']['device']}, {took} seconds for all, {result['date']}."
     ]
     if back:
-        lines[0] += f" Last: after a round trip through the autoencoder, {back['films']} films."
+        lines[0] += f" Returned: {back['films']} films after a round trip through the autoencoder."
     lines += ["", *_head([*sizes, back] if back else sizes)]
+    if back:
+        lines[-2] = lines[-2].removesuffix(" |") + ", returned |"
     for aspect, name in ROWS.items():
         found = [size["tallies"][aspect] for size in ([*sizes, back] if back else sizes)]
         cells = [f"{tally['right']} of {tally['asked']}" for tally in found]
