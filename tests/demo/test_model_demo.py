@@ -52,7 +52,7 @@ def test_the_files(made: tuple[Path, dict[str, Any]]) -> None:
         clip = read_clip(folder / told[run]["video"])
         assert clip.frames.shape == (9, 64, 128, 3)
     page = (folder / "index.html").read_text()
-    assert "entropy 0.3 against dense" in page
+    assert "entropy total 0.4 against dense" in page
     assert "http" not in page.partition("<script")[0].replace("http-equiv", "")
 
 
@@ -60,11 +60,19 @@ def test_both_runs_differ_in_the_method_alone(made: tuple[Path, dict[str, Any]])
     folder, told = made
     dense, sparse = (read_run(folder / name) for name in ("dense", "entropy"))
     other = set(dense.settings.differences(sparse.settings))
-    assert other <= {"method", "budget", "attention", "warmup_frac", "dense_first_layer"}
+    assert other <= {
+        "method",
+        "budget",
+        "total",
+        "curve",
+        "attention",
+        "warmup_frac",
+        "dense_first_layer",
+    }
     assert dense.clips[0].seed == sparse.clips[0].seed == 3
     assert dense.clips[0].cost == 1
-    assert told["dense"]["cost"] == 1 > told["sparse"]["cost"] > told["sparse"]["sparse_cost"]
-    assert told["sparse"]["budget"] == 0.3
+    assert told["dense"]["cost"] == 1 > told["sparse"]["cost"] >= told["sparse"]["sparse_cost"]
+    assert (sparse.settings.total, sparse.settings.curve) == (0.4, "exponential")
     assert told["speed_up"] == pytest.approx(
         dense.clips[0].seconds / sparse.clips[0].seconds, rel=1e-3
     )

@@ -44,7 +44,10 @@ def demo(
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Asked share of dense attention's work.", show_default="0.3"),
+        typer.Option(
+            help="Asked share of dense attention's work, after dense first steps.",
+            show_default="0.4 of all work, most of it early",
+        ),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Of denoising, 1 to 50.", show_default="8")
@@ -136,7 +139,7 @@ def _show_clips(settings: Settings, prompt: str, folder: Path, as_json: bool) ->
     if as_json:
         print_json(facts)
         return
-    say(_clip_table(found))
+    say(_clip_table(found, settings.total or settings.budget))
     films = [facts[run]["video"] for run in ("dense", "sparse")]
     say(f"beside it: {', '.join([clips.FILM, clips.STRIP, *films])}", style="dim")
     say(f"Open {folder / clips.PAGE}", soft_wrap=True)
@@ -152,7 +155,7 @@ def _busy() -> str | None:
     return f"others use this machine (load {load:.1f} on {cores} cores): take the times with care"
 
 
-def _clip_table(found: Comparison) -> Table:
+def _clip_table(found: Comparison, asked: float | None) -> Table:
     from rich.markup import escape
 
     (clip,) = found.clips
@@ -165,7 +168,7 @@ def _clip_table(found: Comparison) -> Table:
     psnr = mean(sparse.metrics["psnr"], ".1f")
     columns = [
         ("", dense.name, sparse.name),
-        ("asked", "", number(sparse.budget, ".2f")),
+        ("asked", "", number(asked, ".2f")),
         ("cost", "", mean(sparse.sparse_cost, ".3f")),
         ("in all", "", mean(sparse.cost, ".3f")),
         ("calls\ns", *(mean(row.seconds_transformer, ".1f") for row in (dense, sparse))),

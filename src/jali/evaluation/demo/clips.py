@@ -19,7 +19,7 @@ from jali.generation.settings import dense_twin
 
 MODEL = "nano"
 PROMPT = "a large red checkered ball moves right over an olive wooden background"
-METHOD, BUDGET = "entropy", 0.3
+METHOD, TOTAL = "entropy", 0.4
 # All of it fits five minutes on two cores; fewer steps blur, more take longer.
 STEPS, MOST_STEPS = 8, 50
 FULL: dict[str, Any] = {"height": 192, "width": 320, "num_frames": 37}  # 10×24×40 = 9,600 tokens
@@ -50,7 +50,8 @@ def demo_settings(
     steps: int | None = None,
     **others: Any,
 ) -> Settings:
-    """The sparse run, resolved; everything that cannot be is refused before weights are read."""
+    """The sparse run, resolved: 0.4 of all attention work along a falling schedule, or a budget
+    after dense first steps. Everything that cannot be is refused before weights are read."""
     if method == "dense":
         raise ValueError("method is compared with dense, so it is another one, got 'dense'")
     if steps is not None and not 1 <= steps <= MOST_STEPS:
@@ -58,7 +59,8 @@ def demo_settings(
     return Settings(
         model=MODEL,
         method=METHOD if method is None else method,
-        budget=BUDGET if budget is None else budget,
+        budget=budget,
+        total=TOTAL if budget is None else None,
         steps=steps or STEPS,
         **(QUICK if quick else FULL),
         **others,

@@ -161,7 +161,9 @@ def _with_manifest(folder: Path) -> ComparedRun:
     settings = run.settings.to_dict()
     method = settings.get("preset") or run.settings.label
     budget = settings.get("budget")
-    name = method if budget is None or method == "dense" else f"{method} {budget:g}"
+    total = settings.get("total")
+    share = f" total {total:g}" if total is not None else "" if budget is None else f" {budget:g}"
+    name = method if method == "dense" else f"{method}{share}"
     versions = {"jali": run.jali, **(run.versions or {})}
     return ComparedRun(name, folder, clips, settings, run.machine or {}, versions, run.complete)
 
