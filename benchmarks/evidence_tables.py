@@ -24,6 +24,8 @@ def evidence(sizes: list[dict[str, Any]]) -> str:
     """Every aspect that prompts name, with its interval and the judge's own score."""
     lines = _head(sizes)
     for aspect, name in ROWS.items():
+        if any(aspect not in size["tallies"] for size in sizes):
+            continue  # nobody read it back in that run
         cells = [
             _cell(size["tallies"][aspect], size["judge_of_truth"]["tallies"][aspect])
             for size in sizes

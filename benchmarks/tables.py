@@ -521,6 +521,8 @@ def _book_quality_row(row: dict[str, Any]) -> str:
 
 
 def nano_evidence_table() -> str | None:
+    from evidence_tables import evidence
+
     result = _newest("nano-evidence.json")
     if result is None:
         return None
@@ -528,27 +530,11 @@ def nano_evidence_table() -> str | None:
     lines = [
         f"{result['machine']['device']}, torch {result['machine']['torch']}, bf16, "
         f"{first['steps']} steps, guidance {first['guidance']}, {first['prompts']} prompts of "
-        f"combinations that training never showed, {result['date']}. In brackets: what the judge "
-        f"reads from true films.",
+        f"combinations that training never showed, {result['date']}. With 95 % intervals; in "
+        f"brackets: what the judge reads from true films.",
         "",
     ]
-    if "tallies" in first:
-        from evidence_tables import evidence
-
-        lines[0] = lines[0].replace("In brackets:", "With 95 % intervals; in brackets:")
-        return "\n".join([*lines, evidence(result["sizes"])])
-    lines += [
-        "| size | colour | shape | motion |",
-        "|---|---:|---:|---:|",
-    ]
-    for size in result["sizes"]:
-        truth = size["judge_of_truth"]
-        cells = " | ".join(
-            f"**{size[word]:.0%}** ({truth[word]:.0%})" for word in ("colour", "shape", "motion")
-        )
-        lines.append(f"| {size['height']}×{size['width']}×{size['frames']} | {cells} |")
-    lines.append(f"| chance, one of eight words | {1 / 8:.0%} | {1 / 8:.0%} | {1 / 8:.0%} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, evidence(result["sizes"])])
 
 
 def nano_judge_table() -> str | None:
