@@ -28,3 +28,12 @@ def test_the_readme_begins_with_what_is_gained() -> None:
         assert not re.search(rf"\b{word}s?\b", before), word
     assert "measured" in before[:example]
     assert re.search(r"\d\.\d×", before[:example])
+
+
+def test_the_caption_of_the_film_says_what_other_clips_have() -> None:
+    told = json.loads(TOTALS.read_text("utf-8"))
+    at = {"method": "entropy", "schedule": "exponential", "total": 0.4, "steps": 12}
+    (row,) = quality_tables.Results(told).some(**at)
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    mean = f"{len(told['prompts'])} that were not chosen have {row['psnr']:.1f} dB"
+    assert f"{mean} on average in 12." in text

@@ -139,7 +139,7 @@ def _show_clips(settings: Settings, prompt: str, folder: Path, as_json: bool) ->
     if as_json:
         print_json(facts)
         return
-    say(_clip_table(found, settings.total or settings.budget))
+    say(_clip_table(found, settings))
     films = [facts[run]["video"] for run in ("dense", "sparse")]
     say(f"beside it: {', '.join([clips.FILM, clips.STRIP, *films])}", style="dim")
     say(f"Open {folder / clips.PAGE}", soft_wrap=True)
@@ -155,7 +155,7 @@ def _busy() -> str | None:
     return f"others use this machine (load {load:.1f} on {cores} cores): take the times with care"
 
 
-def _clip_table(found: Comparison, asked: float | None) -> Table:
+def _clip_table(found: Comparison, settings: Settings) -> Table:
     from rich.markup import escape
 
     (clip,) = found.clips
@@ -167,8 +167,8 @@ def _clip_table(found: Comparison, asked: float | None) -> Table:
 
     psnr = mean(sparse.metrics["psnr"], ".1f")
     columns = [
-        ("", dense.name, sparse.name),
-        ("asked", "", number(asked, ".2f")),
+        ("", dense.name, settings.label),
+        ("asked", "", number(settings.total or settings.budget, ".2f")),
         ("cost", "", mean(sparse.sparse_cost, ".3f")),
         ("in all", "", mean(sparse.cost, ".3f")),
         ("calls\ns", *(mean(row.seconds_transformer, ".1f") for row in (dense, sparse))),
