@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from jali.generation.prompts import default_prompts
 from jali.nano.grammar import MOTIONS, SHAPES, understand
 from training.judge import count_things, judge, speed
 from training.latents import LONGEST
@@ -203,3 +204,9 @@ def test_prompts_are_held_out_and_stable() -> None:
     some = prompts(16)
     assert some == prompts(16)
     assert len(set(some)) == 16
+
+
+def test_the_prompts_of_the_package_are_held_out_and_none_that_evidence_uses() -> None:
+    shipped = default_prompts("nano")
+    assert shipped == prompts(24, seed=2)
+    assert not {*shipped} & {*prompts(64), *prompts(64, seed=1)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jali.generation.prompts import default_prompts
 from jali.nano import grammar
 from jali.nano.grammar import understand
 from training.film import film
@@ -116,7 +115,3 @@ def test_default_prompts_are_held_out_and_stable() -> None:
     some = prompts(8)
     assert some == prompts(8)
     assert len(set(some)) == 8
-
-
-def test_the_prompts_of_the_package_are_held_out() -> None:
-    assert default_prompts("nano") == prompts(24)
