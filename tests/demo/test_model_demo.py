@@ -97,7 +97,7 @@ def test_words_and_a_second_demo_in_the_same_place(jali: Jali, tiny: Tiny, tmp_p
         "in all",
         "calls calls clip clip",
         "PSNR",
-        "entropy 0.3",
+        "entropy 0.40",
         "side-by-side.mp4",
     ):
         assert word in " ".join(done.stdout.split())
@@ -246,8 +246,9 @@ def test_warming_up_is_quiet(
 
 def test_the_usual_settings_are_those_that_the_help_names(jali: Jali) -> None:
     text = " ".join(jali("demo", "--help").stdout.replace("│", " ").split())
-    for value in (clips.METHOD, clips.BUDGET, clips.STEPS):
+    for value in (clips.METHOD, clips.STEPS):
         assert f"[default: ({value})]" in text
+    assert f"[default: ({clips.TOTAL} of all work, most of it early)]" in text
     assert clips.STEPS <= 10
     for size, tokens in ((clips.FULL, 9600), (clips.QUICK, 2304)):
         frames = (size["num_frames"] + 3) // 4

@@ -28,7 +28,9 @@ def told() -> dict[str, Any]:
 def test_every_method_has_a_line_of_all_budgets(told: dict[str, Any]) -> None:
     (axis,) = work_pictures.errors_figure(told).axes
     drawn = {line.get_label(): line.get_xydata() for line in axis.lines}
-    assert {name.partition(",")[0] for name in drawn} == set(METHODS) - {"dense"}
+    # Other tests add methods of their own.
+    known = {name for name, kind in METHODS.items() if kind.__module__.startswith("jali.")}
+    assert {name.partition(",")[0] for name in drawn} == known - {"dense"}
     for name, points in drawn.items():
         rows = [row for row in told["rows"] if row["method"] == name]
         assert [row["budget"] for row in rows] == list(work_pictures.BUDGETS)

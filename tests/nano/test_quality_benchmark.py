@@ -98,7 +98,7 @@ def test_rows_that_are_there_are_not_made_again(
     [
         ((), 128, "other size: {'height': 64, 'width': 64, 'num_frames': 9} there"),
         (("--prompts", "3"), 64, "other prompts: 2 of them there, 3"),
-        (("--world", "second"), 64, "other world: first there, second here"),
+        (("--world", "first"), 64, "other world: second there, first here"),
         (("--prompts", "0"), 64, "--prompts must be above 0, got 0"),
         (("cached esa .5 2",), 64, "'cached esa 0.5 2' replays a book: give --book"),
         (("--from-file", "nowhere.txt"), 64, "nowhere.txt cannot be read"),
