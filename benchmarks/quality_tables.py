@@ -316,7 +316,8 @@ def rows_section(told: dict[str, Any]) -> str | None:
     results = Results(told)
     if not results.rows:
         return None
-    return "\n\n".join(("## nano, every run", caption(results), rows_table(results)))
+    parts = ("## nano, every run", caption(results), told.get("note", ""), rows_table(results))
+    return "\n\n".join(part for part in parts if part)
 
 
 def rows_table(results: Results) -> str:

@@ -47,10 +47,6 @@ def generate(
         yield from out.frames.permute(0, 1, 3, 4, 2).float()
 
 
-def _spread(length: int, count: int) -> Tensor:
-    return torch.linspace(0, length - 1, min(count, length)).round().long()
-
-
 def main() -> None:
     from diffusers import WanPipeline
 
@@ -58,7 +54,6 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=folder())
     parser.add_argument("--world", choices=WORLDS, default="second", help="of the prompts")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--clips", type=Path, help="keep some frames of the first twelve clips")
     parser.add_argument("--shift", type=float, help="of the noise levels, instead of the model's")
     parser.add_argument("--sheet", type=Path, help="a picture of the first twelve clips")
     parser.add_argument("--strips", type=Path, help="a folder for strips of them, one a file")
@@ -106,9 +101,6 @@ def main() -> None:
         sheet(found["rows"][:ROWS], [strip(clip) for clip in clips[:ROWS]]).save(asked.sheet)
     if asked.strips:
         save_strips(clips[:ROWS], asked.strips)
-    if asked.clips:
-        picked = [clip[_spread(len(clip), 6)].mul(255).byte().cpu() for clip in clips[:12]]
-        torch.save({"prompts": sentences[:12], "clips": torch.stack(picked)}, asked.clips)
 
 
 if __name__ == "__main__":
