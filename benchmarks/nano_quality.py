@@ -358,7 +358,7 @@ def opened(studio: Studio, path: Path, rows: Sequence[RowSpec]) -> MaskBook:
     if not book.derives:
         raise InputError(f"{path} has no importance, from which the budgets of a curve are derived")
     for row in rows:
-        if row.steps != book.steps:
+        if row.steps != book.steps and not book.fits_any_steps:
             raise InputError(
                 f"{path} is a book of {book.steps} steps: it does not fit {str(row)!r}"
             )
@@ -381,6 +381,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--guidance", type=float, default=4.0)
     made.add_argument("--batch", type=int, default=16, help="prompts at once")
     made.add_argument("--book", type=Path, help="of the method `cached`")
+    made.add_argument("--rd-book", type=Path, help="of the method `cached:of=rd`")
     made.add_argument("--seconds", type=float, help="begin no row that would end later")
     made.add_argument("--again", action="store_true", help="make the rows that the file has anew")
     made.add_argument("--without-lpips", action="store_true", help="where its weights are missing")
@@ -395,8 +396,10 @@ def rows_of(asked: argparse.Namespace) -> list[RowSpec]:
     given += read_rows(asked.rows)
     rows = list({str(row): row for row in given}.values()) or default_rows(asked.book)
     for row in rows:
-        if row.name == CACHED and not asked.book:
-            raise InputError(f"{str(row)!r} replays a book: give --book")
+        if row.name == CACHED and not (asked.rd_book if row.options else asked.book):
+            raise InputError(
+                f"{str(row)!r} replays a book: give {'--rd-book' if row.options else '--book'}"
+            )
     return rows
 
 
@@ -445,8 +448,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = rows_of(asked)
         benchmark = prepared(asked)
         studio = benchmark.studio
-        replayed = [row for row in rows if row.name == CACHED]
-        book = opened(studio, asked.book, replayed) if replayed else None
+        books = {
+            name: opened(studio, path, replayed)
+            for name, path in ((CACHED, asked.book), (f"{CACHED}:of='rd'", asked.rd_book))
+            if (replayed := [row for row in rows if row.method == name])
+        }
     except (ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -455,7 +461,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     for number, spec in enumerate(in_time(missing, asked.seconds), 1):
         try:
-            method = Cached(book) if book and spec.name == CACHED else make(spec)
+            method = Cached(books[spec.method]) if spec.method in books else make(spec)
             row = benchmark.measure(spec, method)
         except Exception as error:  # the other rows do not depend on this one
             failed += 1

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from jali.error import InputError
-from jali.methods import METHODS, Method, Schedule, make_method
+from jali.methods import METHODS, Method, Schedule
 from jali.planning.curve import FLOOR, SHAPES, Curve
 from jali.planning.site import Site
+from jali.presets.method import read_method
 from jali.value import suggest
 
 ESA = "esa"
@@ -121,7 +122,7 @@ def read_plan(path: Path) -> list[RowSpec]:
 
 def make(spec: RowSpec) -> Method:
     """The method of a row without its schedule; `cached` needs a book instead."""
-    return make_method(spec.name, **dict(spec.options))
+    return read_method({"method": spec.name, "options": dict(spec.options)}, spec.method)
 
 
 def _method(word: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
@@ -130,11 +131,11 @@ def _method(word: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
     if name not in known:
         raise InputError(f"unknown method {name!r}{suggest(name, known)}")
     options = _options(told, word)
-    if name == CACHED and options:
-        raise InputError(f"cached has no options, got {word!r}")
+    if name == CACHED and options not in ({}, {"of": "rd"}):
+        raise InputError(f"cached replays a book of entropy, cached:of=rd one of rd, got {word!r}")
     if name != CACHED:
         try:
-            make_method(name, **options)
+            read_method({"method": name, "options": options}, name)
         except (ValueError, TypeError) as error:
             raise InputError(f"{word!r}: {error}") from None
     return name, tuple(sorted(options.items()))
