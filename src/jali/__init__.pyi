@@ -29,6 +29,8 @@ from jali.methods import RateDistortion as RateDistortion
 from jali.methods import RfV2 as RfV2
 from jali.methods import Schedule as Schedule
 from jali.methods import Scored as Scored
+from jali.methods import Sol as Sol
+from jali.methods import Thresholded as Thresholded
 from jali.methods import make_method as make_method
 from jali.planning.budget import Budget as Budget
 from jali.planning.curve import Curve as Curve

@@ -14,6 +14,7 @@ from torch import Tensor
 from jali.backends import Task
 from jali.methods import Dense, Method
 from jali.tokens.grid import TokenGrid
+from jali.tokens.order import Raster
 from jali.tokens.padding import KeyPadding
 
 # Beyond these nobody calls sparse attention: no model has so many heads, and so few tokens are one
@@ -63,9 +64,10 @@ def check_call(
     if causal and not method.can_be_causal:
         if method.tail:
             raise ValueError("a tail cannot be causal: the mean of a block holds keys to come")
+        in_order = isinstance(method.token_order, Raster)
+        why = "its scores know" if in_order else "its blocks are not in sequence order and hold"
         raise ValueError(
-            f"{method.name} cannot be causal: its blocks are not in sequence order; "
-            f"use entropy, ada_bsa or dense"
+            f"{method.name} cannot be causal: {why} keys to come; use entropy, ada_bsa or dense"
         )
     if causal and padding is not None:
         raise ValueError("causal attention with padded keys is not supported; drop the padding")

@@ -26,6 +26,8 @@ METHODS = {
     "rd by price": jali.RateDistortion(price=0.01, keep=0),
     "rd from statistics": jali.RateDistortion(0.3, estimate="statistics", keep=0),
     "rd, mixed": jali.RateDistortion(0.3, estimate="mixed", keep=0),
+    "sol": jali.Sol(),
+    "sol at a share": jali.Sol(thresh_type="exact", budget=0.3),
     "tail": jali.Entropy(jali.Budget(0.3), tail=True),
     "budgets": jali.Schedule(jali.Entropy(), budgets=(0.5, 0.3)),
     "dense": jali.Schedule(jali.Entropy(), min_tokens=2**62),

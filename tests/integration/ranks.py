@@ -84,7 +84,7 @@ def book_of_rd() -> Any:
 def options(method: str) -> dict[str, Any]:
     if method == "dense":
         return {}
-    blocks = {"q_block": 64, "k_block": 64} if method in ("entropy", "rd") else {}
+    blocks = {"q_block": 64, "k_block": 64} if method in ("entropy", "rd", "sol") else {}
     return {"mean_budget": 0.3, "warmup_frac": 0, "dense_first_layer": False, **blocks}
 
 
@@ -169,7 +169,8 @@ def main(rank: int, ranks: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     for name in MODELS:
         for method, order in (
-            ("entropy", "before"), ("rd", "before"), ("rf_v2", "after"), ("dense", "after"),
+            ("entropy", "before"), ("rd", "before"), ("sol", "before"), ("rf_v2", "after"),
+            ("dense", "after"),
         ):  # fmt: skip
             expected = once(name, method)
             out, stats = parallel(name, method, order)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jali.integration import operator
 from jali.integration.families import Family
-from jali.methods import Entropy, Method, RateDistortion, Schedule
+from jali.methods import Entropy, Method, RateDistortion, Schedule, Thresholded
 from jali.planning.budget import entropy_of, share_blocks
 from jali.tokens.grid import Text, TokenGrid
 from jali.tokens.layout import BlockLayout
@@ -145,6 +145,21 @@ class RateDistortionAcrossRanks(RateDistortion):
         return self.ranks.sum(work)
 
 
+@functools.cache
+def _with_one_threshold(kind: type[Thresholded]) -> type[Any]:
+    """The same kind of method, with one threshold for the heads of all ranks."""
+
+    @dataclass(frozen=True)
+    class AcrossRanks(kind):  # type: ignore[misc, valid-type]
+        ranks: Ranks | None = field(default=None, kw_only=True)
+
+        def sum_over_ranks(self, work: Tensor) -> Tensor:
+            assert self.ranks is not None
+            return self.ranks.sum(work)
+
+    return AcrossRanks
+
+
 def across_ranks(method: Method, ranks: Ranks) -> Method:
     """The method that plans for this rank's heads as it would plan for all of them."""
     if isinstance(method, Schedule):
@@ -153,6 +168,8 @@ def across_ranks(method: Method, ranks: Ranks) -> Method:
         return EntropyAcrossRanks(**_options(method), ranks=ranks)
     if type(method) is RateDistortion:
         return RateDistortionAcrossRanks(**_options(method), ranks=ranks)
+    if isinstance(method, Thresholded):
+        return _with_one_threshold(type(method))(**_options(method), ranks=ranks)
     return method.among_ranks(ranks.rank, ranks.count, ranks.sum)
 
 

@@ -14,11 +14,13 @@ from jali.methods.psa import Psa
 from jali.methods.rd import RateDistortion
 from jali.methods.rf_v2 import RfV2
 from jali.methods.schedule import Schedule
+from jali.methods.sol import Sol
+from jali.methods.threshold import Thresholded
 from jali.value import suggest
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa, Random, Local)
+    for method in (Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa, Sol, Random, Local)
 }
 
 
@@ -55,5 +57,7 @@ __all__ = [
     "RfV2",
     "Schedule",
     "Scored",
+    "Sol",
+    "Thresholded",
     "make_method",
 ]

@@ -79,16 +79,16 @@ def sampled_scores(
     keys = at_least_fp32(k)
     key = torch.arange(layout.k.tokens, device=q.device)
     out = samples.new_empty(B, H, M, layout.N)
-    for rows in _chunks(M, B * H * P * layout.k.tokens * samples.element_size()):
+    for rows in chunks(M, B * H * P * layout.k.tokens * samples.element_size()):
         part = samples[:, :, rows.start * P : rows.stop * P]
-        logits = _matmul(part, keys)
+        logits = products(part, keys)
         if causal:
             assert layout.offset is not None
             ahead = key > positions[rows].flatten()[:, None] + layout.offset
             logits.masked_fill_(ahead, -torch.inf)
         if hidden is not None:
             logits.masked_fill_(hidden, -torch.inf)
-        mass = _block_sums(_softmax(logits, hidden is not None), layout.blocks.k)
+        mass = block_sums(guarded_softmax(logits, hidden is not None), layout.blocks.k)
         out[:, :, rows] = mass.unflatten(2, (-1, P)).mean(3)
     return out
 
@@ -107,27 +107,36 @@ def block_means(x: Tensor, block: int, valid: Tensor | None = None) -> Tensor:
     if valid is None:
         count = (S - start).clamp_max(block).to(x).view(1, 1, -1, 1)
     else:
-        count = _block_sums(valid.to(x), block)[:, None, :, None]
+        count = block_sums(valid.to(x), block)[:, None, :, None]
     return sums / count.clamp_min(1)
+
+
+def mean_pair(
+    q: Tensor, k: Tensor, layout: BlockLayout, padding: KeyPadding | None = None
+) -> tuple[Tensor, Tensor]:
+    """Means of query blocks [B, H, M, D] and of the real keys of key blocks [B, Hkv, N, D]."""
+    q_block, k_block = layout.blocks.q, layout.blocks.k
+    if use_kernels(q, k, 1.0, padding, causal=False):
+        found: tuple[Tensor, Tensor] = kernels.load("scores").block_mean_pair(
+            q, k, q_block, k_block, _length(padding)
+        )
+        return found
+    valid = padding.valid(layout.k.tokens) if padding is not None else None
+    return block_means(q, q_block), block_means(k, k_block, valid)
 
 
 def mean_scores(
     q: Tensor, k: Tensor, layout: BlockLayout, scale: float, padding: KeyPadding | None = None
 ) -> Tensor:
     """Scaled products of block means: rf_v2's representative tokens. −inf for padded blocks."""
+    q_mean, k_mean = mean_pair(q, k, layout, padding)
     if use_kernels(q, k, scale, padding, causal=False):
         length = _length(padding)
-        q_mean, k_mean = kernels.load("scores").block_mean_pair(
-            q, k, layout.blocks.q, layout.blocks.k, length
-        )
         k_block = None if length is None else layout.blocks.k
         return kernels.load("scores").mean_scores(q_mean, k_mean, scale, length, k_block)
-    valid = padding.valid(layout.k.tokens) if padding is not None else None
-    q_mean = block_means(q, layout.blocks.q)
-    k_mean = block_means(k, layout.blocks.k, valid)
-    scores = _matmul(q_mean * scale, k_mean)
-    if valid is not None:
-        empty = _block_sums(valid.float(), layout.blocks.k) == 0
+    scores = products(q_mean * scale, k_mean)
+    if padding is not None:
+        empty = block_sums(padding.valid(layout.k.tokens).float(), layout.blocks.k) == 0
         scores = scores.masked_fill(empty[:, None, None], -torch.inf)
     return scores
 
@@ -157,7 +166,7 @@ def antidiagonal_scores(
         _antidiagonal_scores, layout=layout, scale=scale, padding=padding, g=stride,
         causal=causal, drop_tail=drop_tail,
     )  # fmt: skip
-    return _by_heads(some, q, k, layout, math.prod(groups))
+    return by_heads(some, q, k, layout, math.prod(groups))
 
 
 def _antidiagonal_scores(
@@ -180,10 +189,10 @@ def _antidiagonal_scores(
     keys, weight = _key_groups(k, g, padding, drop_tail)
     groups = -(-layout.blocks.q // g)
     out = queries.new_empty(B, H, layout.M, layout.N)
-    for rows in _chunks(layout.M, B * H * groups * keys.shape[2] * queries.element_size()):
+    for rows in chunks(layout.M, B * H * groups * keys.shape[2] * queries.element_size()):
         first = rows.start * groups
         part = queries[:, :, first : rows.stop * groups]
-        logits = _matmul(part, keys)
+        logits = products(part, keys)
         if weight is not None:
             logits += weight
         if causal:
@@ -193,7 +202,7 @@ def _antidiagonal_scores(
             end = ((row + 1) * g).clamp_max(Sq) - 1 + layout.offset
             column = torch.arange(keys.shape[2], device=q.device) * g
             logits.masked_fill_(column > end[:, None], -torch.inf)
-        mass = _block_sums(_softmax(logits, weight is not None), layout.blocks.k // g)
+        mass = block_sums(guarded_softmax(logits, weight is not None), layout.blocks.k // g)
         # Dropped keys may leave the last block without any group: it weighs nothing.
         mass = F.pad(mass, (0, layout.N - mass.shape[-1]))
         count = mass.new_full((rows.stop - rows.start,), groups)
@@ -236,7 +245,7 @@ def peak_scores(
         _peak_scores, layout=layout, scale=scale, q_positions=q_positions,
         k_positions=k_positions, padding=padding, normalised=normalised,
     )  # fmt: skip
-    return _by_heads(some, q, k, layout, q_positions.numel() * k_positions.numel())
+    return by_heads(some, q, k, layout, q_positions.numel() * k_positions.numel())
 
 
 def _peak_scores(
@@ -257,8 +266,8 @@ def _peak_scores(
     if padding is not None:
         hidden = hidden | ~padding.valid(layout.k.tokens)[:, k_positions.clamp_min(0).flatten()]
     out = queries.new_empty(B, H, M, N)
-    for rows in _chunks(M, B * H * P * N * Q * queries.element_size()):
-        logits = _matmul(queries[:, :, rows.start * P : rows.stop * P], keys)
+    for rows in chunks(M, B * H * P * N * Q * queries.element_size()):
+        logits = products(queries[:, :, rows.start * P : rows.stop * P], keys)
         logits.masked_fill_(hidden[:, None, None], -torch.inf)
         peak = logits.unflatten(-1, (N, Q)).amax(-1)
         row = logits.logsumexp(-1, keepdim=True) if normalised else peak.amax(-1, keepdim=True)
@@ -284,8 +293,8 @@ def key_similarity(
         real = padding.valid(layout.k.tokens)[:, None, : groups * ratio]
         whole = real.unflatten(2, (groups, ratio)).all(-1)
         cosine = cosine.masked_fill(~whole, 0)
-    count = _block_sums(whole.to(cosine), per_block)
-    mean = torch.where(count > 0, _block_sums(cosine, per_block) / count.clamp_min(1), -1.0)
+    count = block_sums(whole.to(cosine), per_block)
+    mean = torch.where(count > 0, block_sums(cosine, per_block) / count.clamp_min(1), -1.0)
     return F.pad(mean, (0, layout.N - mean.shape[-1]), value=-1.0)
 
 
@@ -311,7 +320,7 @@ def _key_groups(
     return keys, (count / g).log()[:, None, None]
 
 
-def _by_heads(
+def by_heads(
     some: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor, layout: BlockLayout, logits: int
 ) -> Tensor:
     """Scores of a few heads at a time, by the `logits` of one: what is copied of q and k to score
@@ -320,13 +329,13 @@ def _by_heads(
     each = H // k.shape[1]
     dtype = torch.promote_types(q.dtype, torch.float32)
     out = torch.empty(B, H, layout.M, layout.N, dtype=dtype, device=q.device)
-    for kv in _chunks(k.shape[1], B * each * logits * dtype.itemsize):
+    for kv in chunks(k.shape[1], B * each * logits * dtype.itemsize):
         heads = slice(kv.start * each, kv.stop * each)
         out[:, heads] = some(q[:, heads], k[:, kv])
     return out
 
 
-def _matmul(q: Tensor, k: Tensor) -> Tensor:
+def products(q: Tensor, k: Tensor) -> Tensor:
     """q [B, H, R, D] · k [B, Hkv, S, D]ᵀ -> [B, H, R, S], sharing key heads among query heads."""
     B, H, R, D = q.shape
     kv = k.shape[1]
@@ -342,13 +351,13 @@ def _matmul(q: Tensor, k: Tensor) -> Tensor:
     return grouped.view(B, H, R, k.shape[2])
 
 
-def _softmax(logits: Tensor, guarded: bool) -> Tensor:
+def guarded_softmax(logits: Tensor, guarded: bool) -> Tensor:
     """Over the last dimension; 0 for a row of −inf, where `guarded` says that there may be one."""
     weight = logits.softmax(-1)
     return weight.nan_to_num_(0.0) if guarded else weight
 
 
-def _block_sums(x: Tensor, block: int) -> Tensor:
+def block_sums(x: Tensor, block: int) -> Tensor:
     """Sum over blocks of the last dimension; the last block may be short."""
     whole = x.shape[-1] // block
     sums = x[..., : whole * block].unflatten(-1, (whole, block)).sum(-1)
@@ -357,7 +366,7 @@ def _block_sums(x: Tensor, block: int) -> Tensor:
     return sums
 
 
-def _chunks(rows: int, row_bytes: int) -> Iterator[slice]:
+def chunks(rows: int, row_bytes: int) -> Iterator[slice]:
     """Slices of rows, each of about CHUNK_BYTES of scratch."""
     size = max(1, CHUNK_BYTES // max(1, row_bytes))
     size = math.ceil(rows / math.ceil(rows / size))
