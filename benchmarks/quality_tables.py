@@ -12,6 +12,8 @@ from typing import Any
 
 Row = dict[str, Any]
 CONTROLS = ("random", "local")
+BOOK_OF_RD = "cached:of='rd'"
+BOOKS = {"cached": "`cached`, a book of entropy", BOOK_OF_RD: "`cached`, a book of rd"}
 GOALS = (0.54, 0.4, 0.3)
 OFF = 0.01  # an achieved total farther from the asked one is told
 SHORT = {"exponential": "exp", "linear": "lin", "esa": "ESA"}
@@ -38,11 +40,11 @@ class Results:
 
     @property
     def contenders(self) -> list[str]:
-        """Those that are compared: rd as it comes; its other options stand in a table of their own.
+        """Those that are compared: as they come; other options stand in a table of their own.
 
         Among many settings of one method the best would look better than any of them is.
         """
-        return [method for method in self.methods if not method.startswith("rd:")]
+        return [method for method in self.methods if ":" not in method or method == BOOK_OF_RD]
 
     def some(self, **wanted: Any) -> list[Row]:
         """Runs with these values."""
@@ -72,8 +74,12 @@ class Results:
 
 
 def name_of(row: Row) -> str:
-    """The method without its options."""
-    return str(row["method"]).split(":")[0]
+    """The method without its options; a book of rd chooses as rd does."""
+    return "rd" if row["method"] == BOOK_OF_RD else str(row["method"]).split(":")[0]
+
+
+def shown(method: str) -> str:
+    return BOOKS.get(method, f"`{method}`")
 
 
 def best(rows: Iterable[Row]) -> Row | None:
@@ -152,7 +158,7 @@ def methods_tables(results: Results) -> Iterator[str]:
         yield table(
             ["method", *(f"total {share(total)}" for total in totals)],
             (
-                [f"`{m}`", *(methods_cell(results, m, total, steps) for total in totals)]
+                [shown(m), *(methods_cell(results, m, total, steps) for total in totals)]
                 for m in results.contenders
                 if results.some(method=m, steps=steps)
             ),
@@ -165,7 +171,8 @@ def methods_cell(results: Results, method: str, total: float, steps: int) -> str
         return "–" if results.is_unreachable(method=method, total=total, steps=steps) else ""
     text = f"{row['psnr']:.1f} {short(row['schedule'])}"
     other = results.best_other(row)
-    if other is not None and row["psnr"] > other["psnr"] and is_fair(row):
+    first = max(r["psnr"] for r in results.compared(total, steps))
+    if other is not None and row["psnr"] == first and is_fair(row):
         text = f"**{text}**"
     controls = [results.better(control, total, steps) for control in CONTROLS]
     beaten = [control for control in controls if control and control["psnr"] >= row["psnr"]]
@@ -217,7 +224,7 @@ def planning_tables(results: Results) -> Iterator[str]:
         for method in results.contenders:
             found = [results.better(method, total, steps) for total in totals]
             if any(found):
-                rows.append([f"`{method}`", *(planning_cell(row) for row in found)])
+                rows.append([shown(method), *(planning_cell(row) for row in found)])
         if rows:
             yield (
                 f"**Total and planning, {steps} steps**: the achieved total + the arithmetic of "
@@ -234,23 +241,24 @@ def planning_cell(row: Row | None) -> str:
 
 
 def options_table(results: Results) -> str | None:
-    """rd with other options, beside rd as it comes on the same schedule."""
+    """Methods with other options, beside themselves as they come on the same schedule."""
     rows = []
     for row in results.rows:
-        if not row["method"].startswith("rd:"):
+        name, _, options = row["method"].partition(":")
+        if row["method"] in results.contenders:
             continue
         same = {name: row[name] for name in ("schedule", "total", "steps")}
-        plain = best(results.some(method="rd", **same))
+        plain = best(results.some(method=name, **same))
         rows.append(
             [
                 str(row["steps"]), share(row["total"]), short(row["schedule"]),
-                f"`{row['method'].removeprefix('rd:')}`", f"{row['planning']:.3f}",
+                f"`{name}`", f"`{options}`", f"{row['planning']:.3f}",
                 f"{row['psnr']:.2f}", "" if plain is None else difference(row, plain),
             ]
         )  # fmt: skip
-    rows.sort(key=lambda cells: (int(cells[0]), -float(cells[1])))
-    head = ["steps", "total", "schedule", "options", "planning", "PSNR", "difference"]
-    return table(head, rows, 4) if rows else None
+    rows.sort(key=lambda cells: (int(cells[0]), -float(cells[1]), cells[3]))
+    head = ["steps", "total", "schedule", "method", "options", "planning", "PSNR", "difference"]
+    return table(head, rows, 5) if rows else None
 
 
 def goals_table(results: Results) -> str | None:
@@ -291,7 +299,7 @@ def paid_difference(results: Results, row: Row, other: Row) -> float | None:
 
 def run_cells(row: Row) -> tuple[str, str, str]:
     both = row["achieved"] + row["planning"]
-    return f"`{row['method']}`, {short(row['schedule'])}", f"{both:.3f}", f"{row['psnr']:.2f}"
+    return f"{shown(row['method'])}, {short(row['schedule'])}", f"{both:.3f}", f"{row['psnr']:.2f}"
 
 
 def judged_table(results: Results) -> str | None:
@@ -306,7 +314,12 @@ def judged_table(results: Results) -> str | None:
             if row is not None:
                 seen = (f"{row['judge'][name]:.0%}" for name in names)
                 rows.append(
-                    [steps, f"`{row['method']}`, {short(row['schedule'])}", share(total), *seen]
+                    [
+                        steps,
+                        f"{shown(row['method'])}, {short(row['schedule'])}",
+                        share(total),
+                        *seen,
+                    ]
                 )
     return table(["steps", "run", "total", *names.values()], rows, 2) if rows else None
 
@@ -359,7 +372,8 @@ def page(told: dict[str, Any], picture: str | None = None) -> str:
     options = options_table(results)
     if options:
         parts += [
-            "**Options of rd**: what each changes. 128 samples are all rows of a block: the bound.",
+            "**Other options**: what each changes. rd with 128 samples, all rows of a block, is "
+            "the bound.",
             options,
         ]
     judged = judged_table(results)
@@ -383,7 +397,7 @@ def reading(told: dict[str, Any]) -> str:
     """What the tables say, in sentences."""
     results = Results(told)
     makers: tuple[Callable[[Results, int], str | None], ...] = (
-        schedule_sentence, rd_sentence, controls_sentence,
+        schedule_sentence, rd_sentence, agreement_sentence, controls_sentence,
     )  # fmt: skip
     found = [make(results, steps) for make in makers for steps in results.steps]
     return "\n".join(f"- {sentence}" for sentence in found if sentence)
@@ -418,6 +432,28 @@ def rd_sentence(results: Results, steps: int) -> str | None:
     if not found:
         return None
     return f"**rd against the best other method**, {steps} steps, planning aside: {_and(found)}."
+
+
+def agreement_sentence(results: Results, steps: int) -> str | None:
+    """Whether other metrics order rd and the best other method as PSNR does."""
+    found, unlike = [], []
+    for total in GOALS:
+        own = results.better("rd", total, steps)
+        other = None if own is None else results.best_other(own)
+        if own is None or other is None or not (is_fair(own) and is_fair(other)):
+            continue
+        if "lpips" not in own or "lpips" not in other:
+            continue
+        first = own["psnr"] > other["psnr"]
+        found.append(f"{own['lpips']:.4f} and {other['lpips']:.4f} at {share(total)}")
+        if (own["ssim"] > other["ssim"]) != first:
+            unlike.append(f"SSIM at {share(total)}")
+        if (own["lpips"] < other["lpips"]) != first:
+            unlike.append(f"LPIPS at {share(total)}")
+    if not found:
+        return None
+    agree = f"disagree: {_and(unlike)}" if unlike else "agree on which of the two is better"
+    return f"**SSIM and LPIPS**, {steps} steps, {agree}; LPIPS is {_and(found)}."
 
 
 def controls_sentence(results: Results, steps: int) -> str | None:

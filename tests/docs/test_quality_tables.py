@@ -17,7 +17,7 @@ CLIPS = (-1.0, 0.0, 0.25, 0.75)  # of four clips against their mean
 
 def result(*lines: str, off: float = 0.0) -> dict[str, Any]:
     """A file of results in which PSNR is 40 dB times the total, more for some methods."""
-    bonus = {"rd": 6.0, "entropy": 4.0, "psa": 1.5, "random": 0.0, "local": -1.0}
+    bonus = {"rd": 6.0, "entropy": 4.0, "psa": 1.5, "random": 0.0, "local": -1.0, "cached": 3.0}
     rows = []
     for spec in read_rows(lines):
         if spec.schedule == "esa" and spec.total < 0.4:
@@ -144,7 +144,7 @@ def test_settings_of_rd_are_told_apart_from_rd() -> None:
     page = quality_tables.page(told)
     assert "| 12 | 0.40 | `rd`, exp |" in page  # as it comes, however good another setting is
     assert "| `rd:samples=128` |" not in page
-    assert "| 12 | 0.40 | exp | `samples=128` | 0.016 | 40.00 |" in page
+    assert "| 12 | 0.40 | exp | `rd` | `samples=128` | 0.016 | 40.00 |" in page
 
 
 def test_the_pages_are_made_from_the_file_of_totals(
@@ -159,3 +159,20 @@ def test_the_pages_are_made_from_the_file_of_totals(
     assert [made[name]() for name in names] == [None] * 4
     (tmp_path / "quality-totals.json").write_text(json.dumps(result(*FULL)), encoding="utf-8")
     assert None not in [made[name]() for name in names]
+
+
+def test_a_book_of_rd_is_no_other_method_than_rd() -> None:
+    told = result("rd exponential .4 12", "cached:of=rd exponential .4 12", "psa esa .4 12")
+    for row in told["rows"]:
+        row["psnr"] = {"rd": 30.0, "psa": 20.0}.get(row["method"], 25.0)
+    page = quality_tables.page(told)
+    assert "| 12 | 0.40 | `rd`, exp | 0.416 | 30.00 | `psa`, ESA |" in page
+    assert "| `cached`, a book of rd | 25.0 exp (" in page  # better than psa, but not the best
+
+
+@pytest.mark.parametrize(("lpips", "says"), [(0.01, "agree on which"), (0.2, "LPIPS at 0.40;")])
+def test_metrics_that_disagree_are_named(lpips: float, says: str) -> None:
+    told = result("rd exponential .4 12", "psa esa .4 12")
+    for row, psnr, far in zip(told["rows"], (30.0, 20.0), (lpips, 0.1), strict=True):
+        row |= {"psnr": psnr, "ssim": psnr / 40, "lpips": far}
+    assert says in quality_tables.reading(told)
