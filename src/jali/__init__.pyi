@@ -24,12 +24,14 @@ from jali.methods import Local as Local
 from jali.methods import Method as Method
 from jali.methods import Psa as Psa
 from jali.methods import Query as Query
+from jali.methods import Radial as Radial
 from jali.methods import Random as Random
 from jali.methods import RateDistortion as RateDistortion
 from jali.methods import RfV2 as RfV2
 from jali.methods import Schedule as Schedule
 from jali.methods import Scored as Scored
 from jali.methods import Sol as Sol
+from jali.methods import Sta as Sta
 from jali.methods import Thresholded as Thresholded
 from jali.methods import make_method as make_method
 from jali.planning.budget import Budget as Budget

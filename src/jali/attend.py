@@ -78,8 +78,8 @@ def attend(
     Args:
         q, k, v: one device, one dtype (fp16, bf16, fp32 or fp64), no gradients. H is a multiple
             of Hkv.
-        method: a name with its defaults ("entropy", "rd", "psa", "rf_v2", "ada_bsa", "sol",
-            "dense", "random", "local"), or a `Method` such as `Entropy(Budget(0.3))`.
+        method: the name of one of `jali.methods.METHODS` with its defaults ("entropy", "rd", "psa",
+            …), or a `Method` such as `Entropy(Budget(0.3))`.
         grid: what the tokens are: a `TokenGrid`, or (frames, height, width). None: one row of
             unknown geometry.
         key_grid: the same of the keys, where they are another sequence.

@@ -15,7 +15,12 @@ from typing import Any
 from jali.error import ArgumentError
 from jali.value import suggest
 
-_METHODS = ("dense", "entropy", "rd", "psa", "rf_v2", "ada_bsa", "sol", "random", "local")
+_METHODS = (
+    "dense", "entropy", "rd", "psa", "rf_v2", "ada_bsa",
+    "sol",
+    "radial", "sta",
+    "random", "local",
+)  # fmt: skip
 _BACKENDS = ("fa4", "fa4+triton", "triton", "flex", "torch", "reference")
 METRICS = ("psnr", "ssim", "ms_ssim", "lpips", "lpips_vgg", "vmaf", "flicker")
 ON_ANY_DEVICE = ("auto", "torch", "reference")  # the other backends are kernels for CUDA

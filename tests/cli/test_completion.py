@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from jali.cli import completion
+from jali.name import _METHODS
 
 PROPOSED = [
     ("gen", ["generate"]),
     ("bench ", ["kernel", "pipeline"]),
     ("generate --meth", ["--method"]),
-    ("generate --method ", ["dense", "entropy", "rd", "psa", "rf_v2", "ada_bsa", "sol", "random",
-                            "local", "cached"]),
+    ("generate --method ", [*_METHODS, "cached"]),
     ("generate --model wan-", ["wan-t2v-1.3b", "wan-t2v-14b"]),
     ("generate --model wan-t2v-1.3b --preset psa_b", ["psa_balanced"]),
     ("generate --backend t", ["triton", "torch"]),
-    ("inspect --methods entropy,r", ["entropy,rd", "entropy,rf_v2", "entropy,random"]),
+    ("inspect --methods entropy,r", [f"entropy,{m}" for m in ("rd", "rf_v2", "radial", "random")]),
     ("evaluate --metrics psnr,v", ["psnr,vmaf"]),
     ("experiment launch --on ", ["local", "slurm"]),
 ]  # fmt: skip

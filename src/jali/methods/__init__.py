@@ -11,17 +11,24 @@ from jali.methods.dense import Dense, FastestDense
 from jali.methods.entropy import Entropy
 from jali.methods.method import Method, Query, Scored
 from jali.methods.psa import Psa
+from jali.methods.radial import Radial
 from jali.methods.rd import RateDistortion
 from jali.methods.rf_v2 import RfV2
 from jali.methods.schedule import Schedule
 from jali.methods.sol import Sol
+from jali.methods.sta import Sta
 from jali.methods.threshold import Thresholded
 from jali.value import suggest
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa, Sol, Random, Local)
-}
+    for method in (
+        Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa,
+        Sol,
+        Radial, Sta,
+        Random, Local,
+    )
+}  # fmt: skip
 
 
 def make_method(method: str | Method, **options: Any) -> Method:
@@ -52,12 +59,14 @@ __all__ = [
     "Method",
     "Psa",
     "Query",
+    "Radial",
     "Random",
     "RateDistortion",
     "RfV2",
     "Schedule",
     "Scored",
     "Sol",
+    "Sta",
     "Thresholded",
     "make_method",
 ]

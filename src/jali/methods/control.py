@@ -8,15 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from jali.methods.method import Query, Scored
-from jali.tokens.grid import Box, TokenGrid
 from jali.tokens.layout import BlockLayout
-from jali.tokens.order import Index, Order, Tiled
-
-Places = NDArray[np.float64]
+from jali.tokens.order import Order, Tiled
+from jali.tokens.place import middles, places
 
 
 @dataclass(frozen=True)
@@ -80,32 +77,9 @@ class Local(Scored):
 @functools.lru_cache(maxsize=16)
 def _nearness(layout: BlockLayout, window: tuple[int, int, int]) -> Tensor:
     """Minus the window distance between the middles of blocks. fp32 [1, 1, M, N]."""
-    keys = _coordinates(layout.k_grid)
-    if layout.offset is None:
-        queries = _coordinates(layout.q_grid)
-    else:
-        queries = keys[layout.offset : layout.offset + layout.q.tokens]
+    queries, keys = places(layout)
     size = np.array([1e-6, *window])  # another box is farther than any distance inside one
-    order = layout.order  # asked again: the layout's own copy lies on the device
-    q_middle = _middles(queries, order.positions(layout.q_grid), layout.blocks.q) / size
-    k_middle = _middles(keys, order.positions(layout.k_grid), layout.blocks.k) / size
+    q_middle = middles(queries, layout.blocks.q) / size
+    k_middle = middles(keys, layout.blocks.k) / size
     distance = np.abs(q_middle[:, None] - k_middle[None]).max(-1)
     return torch.from_numpy(-distance).float()[None, None].to(layout.device)
-
-
-def _coordinates(grid: TokenGrid) -> Places:
-    """(segment, t, h, w) of every token; text has no place. [S, 4]."""
-    parts = []
-    for number, (_, segment) in enumerate(grid.spans()):
-        shape = segment.shape if isinstance(segment, Box) else (1, 1, segment.tokens)
-        place = np.indices(shape).reshape(3, -1).T.astype(float)
-        parts.append(np.column_stack([np.full(len(place), float(number)), place]))
-    return np.concatenate(parts)
-
-
-def _middles(tokens: Places, index: Index | None, block: int) -> Places:
-    if index is not None:
-        tokens = tokens[index]
-    starts = np.arange(0, len(tokens), block)
-    size = np.diff(np.append(starts, len(tokens)))
-    return np.asarray(np.add.reduceat(tokens, starts, axis=0) / size[:, None])
