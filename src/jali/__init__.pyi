@@ -31,6 +31,7 @@ from jali.methods import RfV2 as RfV2
 from jali.methods import Schedule as Schedule
 from jali.methods import Scored as Scored
 from jali.methods import Sol as Sol
+from jali.methods import Sparge as Sparge
 from jali.methods import Sta as Sta
 from jali.methods import Thresholded as Thresholded
 from jali.methods import make_method as make_method

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jali import AdaBsa, Budget, Dense, Entropy, Psa, RfV2, Schedule, Sol
+from jali import AdaBsa, Budget, Dense, Entropy, Psa, RfV2, Schedule, Sol, Sparge
 from jali.methods import Local, Method, Random
 
 
@@ -21,6 +21,8 @@ from jali.methods import Local, Method, Random
         (AdaBsa(cdf_threshold=0.6), None),  # as many as it takes
         (Sol(tau=1.3), None),  # as many as stand out
         (Sol().with_budget(0.3), 0.3),
+        (Sparge(), None),
+        (Sparge(topk=0.4), 0.4),
         (Psa().with_budget(0.3), 0.3),
         (Psa(mode="thresholdbound"), None),
         (Schedule(Entropy(Budget(0.3)), dense_steps=0.5), 0.3),

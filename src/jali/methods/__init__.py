@@ -16,6 +16,7 @@ from jali.methods.rd import RateDistortion
 from jali.methods.rf_v2 import RfV2
 from jali.methods.schedule import Schedule
 from jali.methods.sol import Sol
+from jali.methods.sparge import Sparge
 from jali.methods.sta import Sta
 from jali.methods.threshold import Thresholded
 from jali.value import suggest
@@ -24,7 +25,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa,
-        Sol,
+        Sol, Sparge,
         Radial, Sta,
         Random, Local,
     )
@@ -66,6 +67,7 @@ __all__ = [
     "Schedule",
     "Scored",
     "Sol",
+    "Sparge",
     "Sta",
     "Thresholded",
     "make_method",

@@ -59,10 +59,6 @@ class Sol(Thresholded):
     def always(self, layout: BlockLayout) -> Tensor:
         return _with_neighbours(layout)
 
-    def planning_share(self, layout: BlockLayout) -> float:
-        """Of products between block means."""
-        return 0.5 / (layout.blocks.q * layout.blocks.k)
-
 
 @functools.lru_cache(maxsize=64)
 def _with_neighbours(layout: BlockLayout) -> Tensor:

@@ -55,6 +55,10 @@ class Thresholded(Method):
         """What every query block reads. bool [M, N]."""
         return layout.forced
 
+    def planning_share(self, layout: BlockLayout) -> float:
+        """Of products between block means, which is what most of them score by."""
+        return 0.5 / (layout.blocks.q * layout.blocks.k)
+
     def plan(self, query: Query) -> BlockPlan:
         layout, scores = query.layout, self.score(query)
         always = self.always(layout)
