@@ -19,6 +19,7 @@ from jali.maskbook.calibration import calibrate as calibrate
 from jali.maskbook.mode import cached_processor_mode as cached_processor_mode
 from jali.methods import AdaBsa as AdaBsa
 from jali.methods import Dense as Dense
+from jali.methods import Draft as Draft
 from jali.methods import Entropy as Entropy
 from jali.methods import Local as Local
 from jali.methods import Method as Method

@@ -28,6 +28,7 @@ METHODS = {
     "rd, mixed": jali.RateDistortion(0.3, estimate="mixed", keep=0),
     "sol": jali.Sol(),
     "sol at a share": jali.Sol(thresh_type="exact", budget=0.3),
+    "draft": jali.Draft(),
     "sparge": jali.Sparge(),
     "sparge at a share": jali.Sparge(budget=0.3),
     "sparge by count": jali.Sparge(topk=0.3),

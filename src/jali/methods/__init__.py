@@ -8,6 +8,7 @@ from typing import Any
 from jali.methods.ada_bsa import AdaBsa
 from jali.methods.control import Local, Random
 from jali.methods.dense import Dense, FastestDense
+from jali.methods.draft import Draft
 from jali.methods.entropy import Entropy
 from jali.methods.method import Method, Query, Scored
 from jali.methods.psa import Psa
@@ -25,7 +26,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa,
-        Sol, Sparge,
+        Sol, Sparge, Draft,
         Radial, Sta,
         Random, Local,
     )
@@ -54,6 +55,7 @@ __all__ = [
     "METHODS",
     "AdaBsa",
     "Dense",
+    "Draft",
     "Entropy",
     "FastestDense",
     "Local",
