@@ -34,6 +34,7 @@ from jali.methods import Scored as Scored
 from jali.methods import Sol as Sol
 from jali.methods import Sparge as Sparge
 from jali.methods import Sta as Sta
+from jali.methods import Svg as Svg
 from jali.methods import Thresholded as Thresholded
 from jali.methods import make_method as make_method
 from jali.planning.budget import Budget as Budget
@@ -52,6 +53,7 @@ from jali.tokens.layout import Blocks as Blocks
 from jali.tokens.layout import block_layout as block_layout
 from jali.tokens.order import FrameWindows as FrameWindows
 from jali.tokens.order import Gilbert as Gilbert
+from jali.tokens.order import PerHead as PerHead
 from jali.tokens.order import Raster as Raster
 from jali.tokens.order import Tiled as Tiled
 from jali.version import __version__ as __version__

@@ -26,6 +26,7 @@ from jali.planning.site import Site
 from jali.planning.tables import Tables
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
+from jali.tokens.order import PerHead
 from jali.tokens.padding import KeyPadding
 
 ONE_CALL = Site()
@@ -52,7 +53,7 @@ class Attended:
         """Log-sum-exps fp32 [B, H, Sq] in the caller's order; put there when someone asks."""
         if self.arranged_lse is None or self.plan is None:
             return self.arranged_lse
-        return self.plan.layout.q.restore(self.arranged_lse)
+        return self.plan.restore(self.arranged_lse)
 
 
 def attend(
@@ -139,18 +140,29 @@ class PreparedCall(NamedTuple):
         query = Query(
             q, k, self.layout, site, call.scale, self.padding, call.task.causal, tables=tables
         )
-        if self.method.needs_values:
+        if self.method.needs_values or self.method.orders_heads:
             v = values()
-            return query._replace(v=v), lambda: v
+            query = query._replace(v=v)
+            if self.method.orders_heads:
+                query, v = self._in_orders_of_heads(query, v)
+            return query, lambda: v
         return query, values
+
+    def _in_orders_of_heads(self, query: Query, v: Tensor) -> tuple[Query, Tensor]:
+        orders, padding = self.method.head_orders(query), query.padding
+        if padding is not None:
+            orders, padding = orders.with_padding_last(padding, self.layout.k_grid.placed)
+        q, k, v = orders.take(query.q, query.k, v)
+        return query._replace(q=q, k=k, v=v, padding=padding, orders=orders), v
 
     def plan(self, query: Query) -> tuple[BlockPlan, BlockPlan]:
         """Which blocks the method wants read, and the same on the backend's own blocks."""
         plan = self.method.plan(query)
         if self.method.tail:
             plan = plan.with_tail()
-        if self.padding is not None:
-            plan = replace(plan, padding=self.padding)  # what is not real costs nothing
+        if query.padding is not None or query.orders is not None:
+            # What is not real costs nothing.
+            plan = replace(plan, padding=query.padding, orders=query.orders)
         return plan, plan.coarsen(self.blocks)
 
     def run(
@@ -163,12 +175,13 @@ class PreparedCall(NamedTuple):
         kept = self.method.keeps_tables and tables is not None and tables.made == made
         planning = 0.0 if kept else self.method.planning_share(self.layout)
         # A rearranged copy has no other use than to hold the result.
-        out_buffer = None if self.layout.q.index is None else query.q
+        rearranged = self.layout.q.index is not None or query.orders is not None
+        out_buffer = query.q if rearranged else None
         out, lse = self.backend.attend(
-            query.q, query.k, values(), executed, query.scale, self.padding, out_buffer
+            query.q, query.k, values(), executed, query.scale, query.padding, out_buffer
         )
         del query, values, out_buffer  # copies that must not lie beside the result's own
-        out = self.layout.q.restore(out)
+        out = plan.restore(out)
         return Attended(out, lse, plan, executed, self.backend.name, planning)
 
 
@@ -178,6 +191,8 @@ def prepare(call: Call, method: Method, backend: str) -> PreparedCall:
     chosen = choose(backend, task)
     blocks = method.blocks(chosen.preferred(task))
     layout = method.layout(call.q_grid, call.k_grid, call.offset, blocks, task.device)
+    if isinstance(layout.order, PerHead) and not method.orders_heads:
+        raise ValueError(f"{method.name} orders no heads: PerHead() is for methods that do")
     padding = call.padding and call.padding.arranged(layout.k)
     if padding is not None and padding.kind != task.padding:
         # The order scattered the padding: what knows lengths only cannot run this any more.

@@ -114,9 +114,11 @@ def test_verdicts_are_what_they_say() -> None:
 
     for score in found.scores:
         plan = found.plans[score.method]
-        layout, blocks = plan.layout, plan.blocks
-        slots = torch.arange(layout.k.tokens) if layout.k.inverse is None else layout.k.inverse
-        levels = plan.levels.expand(1, 3, -1, -1)[:, :, slots // blocks.q][..., slots // blocks.k]
+        blocks, levels = plan.blocks, torch.empty_like(weights, dtype=torch.uint8)
+        for head in range(3):  # a head may have an order of its own
+            read = plan.levels.expand(1, 3, -1, -1)[0, head]
+            rows, keys = plan.query_tokens(head).argsort(), plan.key_tokens(head).argsort()
+            levels[0, head] = read[rows // blocks.q][:, keys // blocks.k]
         assert score.mass == pytest.approx(float((weights * (levels > 0)).sum(-1).mean()), abs=1e-4)
         assert score.mass_full == pytest.approx(
             float((weights * (levels == 1)).sum(-1).mean()), abs=1e-4

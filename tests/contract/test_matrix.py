@@ -56,12 +56,17 @@ def wanted(
     same = _last.get("case") == case and _last["plan"] == plan_of
     if not (same and torch.equal(_last["levels"], plan.levels)):
         if padding is not None:
-            padding = KeyPadding(mask=layout.k.arrange(padding.valid(layout.k.tokens)))
-        arranged = (layout.q.arrange(q), layout.k.arrange(k), layout.k.arrange(v))
+            real = layout.k.arrange(padding.valid(layout.k.tokens))
+            if plan.orders is not None:  # one mask has to serve the orders of all heads
+                each = real[:, None].expand_as(plan.orders.k).gather(2, plan.orders.k)
+                assert (each == each[:, :1]).all()
+                real = each[:, 0]
+            padding = KeyPadding(mask=real)
+        arranged = plan.arrange(q, k, v)
         scale = q.shape[3] ** -0.5
         found = Reference().attend(*(x.double() for x in arranged), plan, scale, padding)
         _last.update(case=case, plan=plan_of, levels=plan.levels)
-        _last["wanted"] = tuple(layout.q.restore(x) for x in found)
+        _last["wanted"] = tuple(plan.restore(x) for x in found)
     out, lse = _last["wanted"]
     return out, lse
 

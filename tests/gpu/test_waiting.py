@@ -35,6 +35,8 @@ METHODS = {
     "radial": jali.Radial(),
     "radial, with a budget": jali.Radial(budget=0.3),
     "sta": jali.Sta(tile_size=(2, 8, 8)),
+    "svg": jali.Svg(),
+    "svg, with a budget": jali.Svg(budget=0.3),
     "tail": jali.Entropy(jali.Budget(0.3), tail=True),
     "budgets": jali.Schedule(jali.Entropy(), budgets=(0.5, 0.3)),
     "dense": jali.Schedule(jali.Entropy(), min_tokens=2**62),

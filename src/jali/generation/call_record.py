@@ -118,12 +118,11 @@ def _footprint(
     start, box = next((s, b) for s, b in grid.spans() if isinstance(b, Box))
     span = slice(start, start + box.tokens)
     middle = start + min(box.tokens // 2 + box.width // 2, box.tokens - 1)
-    slot = middle if layout.q.inverse is None else int(layout.q.inverse[middle])
-    query = slot // plan.blocks.q
+    q_slots, k_slots = plan.query_tokens(head).argsort(), plan.key_tokens(head).argsort()
+    query = int(q_slots[middle]) // plan.blocks.q
     levels = plan.levels[0, head, query].repeat_interleave(plan.blocks.k)[: layout.k.tokens]
-    levels = layout.k.restore(levels[None])[0, span]
-    own = torch.arange(layout.q.tokens, device=levels.device) // plan.blocks.q == query
-    own = layout.q.restore(own[None])[0, span]
+    levels = levels[k_slots][span]
+    own = (q_slots // plan.blocks.q == query)[span]
     thin = 1
     while -(-box.height // thin) * -(-box.width // thin) * box.frames * 4 / 3 > most:
         thin += 1

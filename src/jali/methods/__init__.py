@@ -19,6 +19,7 @@ from jali.methods.schedule import Schedule
 from jali.methods.sol import Sol
 from jali.methods.sparge import Sparge
 from jali.methods.sta import Sta
+from jali.methods.svg import Svg
 from jali.methods.threshold import Thresholded
 from jali.value import suggest
 
@@ -27,7 +28,7 @@ METHODS: dict[str, type[Method]] = {
     for method in (
         Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa,
         Sol, Sparge, Draft,
-        Radial, Sta,
+        Radial, Sta, Svg,
         Random, Local,
     )
 }  # fmt: skip
@@ -71,6 +72,7 @@ __all__ = [
     "Sol",
     "Sparge",
     "Sta",
+    "Svg",
     "Thresholded",
     "make_method",
 ]

@@ -18,6 +18,7 @@ from jali.planning.selection import keep_top
 from jali.planning.site import Site
 from jali.planning.tables import Tables
 from jali.tokens.grid import TokenGrid
+from jali.tokens.head_order import HeadOrders
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
 from jali.tokens.order import Order, Raster
 from jali.tokens.padding import KeyPadding
@@ -39,11 +40,18 @@ class Query(NamedTuple):
     causal: bool = False
     v: Tensor | None = None
     tables: Tables | None = None  # what a run keeps for methods that look rarely
+    orders: HeadOrders | None = None  # of heads, where q, k and v are in those
 
     @property
     def real_k(self) -> Tensor:
         """k with 0 wherever a key is padding, which may hold anything, NaN included."""
         return self.k if self.padding is None else self.padding.zeroed(self.k)
+
+    @property
+    def real_v(self) -> Tensor:
+        """The same of v, which a method that declares `needs_values` has."""
+        assert self.v is not None
+        return self.v if self.padding is None else self.padding.zeroed(self.v)
 
 
 class Method(abc.ABC):
@@ -57,6 +65,7 @@ class Method(abc.ABC):
     can_be_causal: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
     keeps_tables: ClassVar[bool] = False  # what it looked at once may serve several calls
+    orders_heads: ClassVar[bool] = False  # every head has an order of its own, made from q and k
 
     @property
     def ratios(self) -> tuple[int, ...]:
@@ -124,6 +133,11 @@ class Method(abc.ABC):
         """How it orders and cuts the tokens of a call."""
         order = self.order_of(q_grid, k_grid)
         return block_layout(q_grid, k_grid, order, blocks, offset, device)
+
+    def head_orders(self, query: Query) -> HeadOrders:
+        """The orders of heads, for a method that declares `orders_heads`; its `token_order` is
+        `PerHead()` then. `query` is in the layout's order, and in that of heads when it plans."""
+        raise NotImplementedError(f"{type(self).__name__} has orders_heads and no head_orders")
 
     def planning_share(self, layout: BlockLayout) -> float:  # noqa: ARG002
         """The arithmetic of making a plan, as a share of dense attention's."""

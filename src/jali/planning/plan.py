@@ -14,6 +14,7 @@ from torch import Tensor
 from jali import kernels
 from jali.kernels.lists import MEAN, BlockList, Lists, StackedLists
 from jali.planning import cost
+from jali.tokens.head_order import HeadOrders, put_back
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.padding import KeyPadding
 
@@ -32,7 +33,8 @@ class BlockPlan:
     Held as a map (uint8 [B|1, H|1, M, N]) or as lists per ratio; either is derived from the other
     when it is asked for. `ratios` are the ratios that may occur: a static fact, known before any
     number is. A causal plan also hides keys after the query inside the blocks it reads. `padding`
-    (in the layout's order) says which keys are real: the others cost nothing.
+    (in the layout's order) says which keys are real: the others cost nothing. `orders` are those of
+    heads that each have their own: the blocks are then of these.
     """
 
     layout: BlockLayout
@@ -41,6 +43,7 @@ class BlockPlan:
     given: Lists | None = None
     causal: bool = False
     padding: KeyPadding | None = None
+    orders: HeadOrders | None = None
 
     def __post_init__(self) -> None:
         check_ratios(self.ratios, self.layout.blocks.k)
@@ -193,7 +196,32 @@ class BlockPlan:
             levels = F.pad(levels, pad, value=skip).unflatten(dim, (size, -1)).amin(dim + 1)
         levels = torch.where(levels == skip, SKIP, levels)
         levels = levels.to(torch.uint8)
-        return BlockPlan(layout, self.ratios, levels, causal=self.causal, padding=self.padding)
+        return BlockPlan(
+            layout, self.ratios, levels, None, self.causal, self.padding, self.orders
+        )  # fmt: skip
+
+    def query_tokens(self, head: int, batch: int = 0) -> Tensor:
+        """Which of the caller's queries lies in each slot of a head. int64 [Sq]."""
+        orders = self.orders
+        return self.layout.q.tokens_at(None if orders is None else orders.q[batch, head])
+
+    def key_tokens(self, head: int, batch: int = 0) -> Tensor:
+        """Which of the caller's keys lies in each slot that a query head reads. int64 [Sk]."""
+        orders = self.orders
+        if orders is None:
+            return self.layout.k.tokens_at(None)
+        share = orders.q.shape[1] // orders.k.shape[1]
+        return self.layout.k.tokens_at(orders.k[batch, head // share])
+
+    def arrange(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, H, S, D] each, from the caller's order to that of the plan."""
+        layout, orders = self.layout, self.orders
+        q, k, v = layout.q.arrange(q), layout.k.arrange(k), layout.k.arrange(v)
+        return (q, k, v) if orders is None else orders.take(q, k, v)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Something of every query [B, H, Sq] or [B, H, Sq, D] in the caller's order again."""
+        return self.layout.q.restore(x if self.orders is None else put_back(x, self.orders.q))
 
     def with_tail(self) -> BlockPlan:
         """The same plan, with one mean for every block that it skips."""

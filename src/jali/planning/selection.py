@@ -158,7 +158,7 @@ def protect(levels: Tensor, layout: BlockLayout, cap: Tensor | None) -> Tensor:
         levels = torch.minimum(levels, cap[:, :, None])
     full = layout.forced | layout.text_rows[:, None]
     levels = torch.where(full, 1, levels).to(torch.uint8)
-    if layout.offset is None:  # no own blocks
+    if not layout.has_own:  # no own blocks
         unread = (levels == SKIP).all(-1, keepdim=True)
         levels[..., :1] = torch.where(unread, 1, levels[..., :1])
     return levels

@@ -118,7 +118,7 @@ def plan_of(kept: Tensor, scores: Tensor, always: Tensor, layout: BlockLayout) -
     """A plan of the blocks that are `kept` or `always` read; rows of text read everything, and a
     row that would read nothing its best block."""
     kept = kept | always | layout.text_rows[:, None]
-    if layout.offset is None:  # no own blocks
+    if not layout.has_own:  # no own blocks
         best = scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).argmax(-1, keepdim=True)
         first = torch.zeros_like(kept).scatter_(-1, best, True)
         kept = kept | (first & ~kept.any(-1, keepdim=True))

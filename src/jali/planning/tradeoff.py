@@ -50,7 +50,7 @@ def choose_levels(
         price_b = errors.new_full((errors.shape[0],), price)
     best = _best(errors, work, fixed, price_b)
     chosen = _on_device((1, *table.levels), layout.device)[best]
-    if layout.offset is None:  # no own blocks: a row must read something
+    if not layout.has_own:  # no own blocks: a row must read something
         nothing = (chosen == SKIP).all(-1, keepdim=True)
         worst = errors[..., -1].argmax(-1, keepdim=True)
         first = torch.zeros_like(nothing.expand_as(chosen)).scatter_(-1, worst, True)

@@ -77,6 +77,11 @@ class TokenGrid:
                 raise TypeError(f"a segment is Text or Box, got {segment!r}")
         object.__setattr__(self, "tokens", sum(segment.tokens for segment in self.segments))
 
+    @property
+    def placed(self) -> int:
+        """How many tokens are not text."""
+        return sum(segment.tokens for segment in self.segments if isinstance(segment, Box))
+
     @classmethod
     def video(
         cls,

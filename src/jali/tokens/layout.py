@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jali import kernels
 from jali.tokens.grid import Text, TokenGrid
-from jali.tokens.order import Index, Order, Raster
+from jali.tokens.order import Index, Order, PerHead, Raster
 from jali.value import check_count
 
 Flags = NDArray[np.bool_]
@@ -47,6 +47,13 @@ class Arrangement:
     index: Tensor | None
     inverse: Tensor | None
     fixed_from: int
+    device: torch.device
+
+    def tokens_at(self, slots: Tensor | None) -> Tensor:
+        """The caller's tokens in these slots, or in all of them in turn."""
+        if slots is None:
+            slots = torch.arange(self.tokens, device=self.device)
+        return slots if self.index is None else self.index[slots]
 
     def arrange(self, x: Tensor) -> Tensor:
         """[B, H, S, D] or [B, S], in the caller's order, to arranged order."""
@@ -69,7 +76,8 @@ class BlockLayout:
     `offset` is the place of the first query among the keys (a chunk in a cache; 0 when both are
     one sequence), or None when queries and keys are different sequences. The boolean vectors say
     which blocks hold text, the first frame of a video or a single frame, and which mix segments;
-    `own` [M, N] says which key blocks hold tokens of a query block.
+    `own` [M, N] says which key blocks hold tokens of a query block. Where every head has its own
+    order, only text is known of a slot: all else is false.
     """
 
     q_grid: TokenGrid
@@ -125,6 +133,11 @@ class BlockLayout:
     def pairs(self) -> int:
         """How many pairs of a query block and a key block there are."""
         return self.M * self.N
+
+    @property
+    def has_own(self) -> bool:
+        """Whether every query block has own blocks."""
+        return self.offset is not None and not isinstance(self.order, PerHead)
 
     @functools.cached_property
     def forced(self) -> Tensor:
@@ -226,6 +239,10 @@ def _build(
     k_index = q_index if k_grid is q_grid else order.positions(k_grid)
     rows = _flags(q_grid, q_index, blocks.q)
     keys = _flags(k_grid, k_index, blocks.k)
+    own = _own(q_grid, k_grid, q_index, k_index, blocks, offset)
+    if isinstance(order, PerHead):  # a slot is no place
+        for flags in (rows.first, rows.single, keys.first, keys.single, own):
+            flags[:] = False
     on_device = functools.partial(_tensor, device=device)
     q = _arrangement(q_grid.tokens, q_index, device)
     return BlockLayout(
@@ -236,7 +253,7 @@ def _build(
         blocks=blocks,
         q=q,
         k=q if k_grid is q_grid else _arrangement(k_grid.tokens, k_index, device),
-        own=on_device(_own(q_grid, k_grid, q_index, k_index, blocks, offset)),
+        own=on_device(own),
         text_rows=on_device(rows.text),
         text_keys=on_device(keys.text),
         first_rows=on_device(rows.first),
@@ -254,7 +271,7 @@ def _build(
 
 def _arrangement(tokens: int, index: Index | None, device: torch.device) -> Arrangement:
     if index is None or np.array_equal(index, np.arange(tokens)):
-        return Arrangement(tokens, None, None, 0)
+        return Arrangement(tokens, None, None, 0, device)
     inverse = np.empty_like(index)
     inverse[index] = np.arange(tokens)
     moved = np.flatnonzero(index != np.arange(tokens))
@@ -263,6 +280,7 @@ def _arrangement(tokens: int, index: Index | None, device: torch.device) -> Arra
         torch.from_numpy(index).to(device),
         torch.from_numpy(inverse).to(device),
         int(moved[-1]) + 1,
+        device,
     )
 
 

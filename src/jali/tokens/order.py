@@ -45,6 +45,20 @@ class Raster:
 
 
 @dataclass(frozen=True, slots=True)
+class PerHead:
+    """Every head has an order of its own: what lies in a slot is known with q and k only.
+
+    Until then, the video in the caller's order and text behind it, where it stays.
+
+    >>> PerHead().positions(TokenGrid.video(1, 2, 2, text=1))
+    array([1, 2, 3, 4, 0])
+    """
+
+    def positions(self, grid: TokenGrid) -> Index:
+        return Tiled((1, 1, 1)).positions(grid)
+
+
+@dataclass(frozen=True, slots=True)
 class Tiled:
     """Windows of t×h×w tokens, so that a block is a compact box of the video.
 

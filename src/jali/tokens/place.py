@@ -90,3 +90,21 @@ def _parts(tokens: Places, block: int) -> FrameParts:
     last = tokens[np.r_[runs[1:], len(tokens)] - 1, 3]
     blocks = np.searchsorted(runs, np.arange(0, len(tokens), block))
     return FrameParts(box, size, t, first, last, blocks)
+
+
+def place_by_place(grid: TokenGrid) -> NDArray[np.intp]:
+    """Slots of `PerHead` with all frames of a place together, box by box; text stays at the end."""
+    found, start = [], 0
+    for segment in grid.segments:
+        if isinstance(segment, Box):
+            slots = np.arange(start, start + segment.tokens).reshape(segment.frames, -1)
+            found.append(slots.T.ravel())
+            start += segment.tokens
+    return np.concatenate([*found, np.arange(start, grid.tokens)])
+
+
+def inverse(order: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Where each entry went."""
+    found = np.empty_like(order)
+    found[order] = np.arange(len(order))
+    return found

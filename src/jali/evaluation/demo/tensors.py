@@ -197,7 +197,6 @@ def _attention_seconds(heads: MadeUpHeads, found: Attended) -> float:
     """The time of the backend alone, given the plan and arranged tensors."""
     plan = found.executed
     assert plan is not None
-    layout = plan.layout
-    q, k, v = layout.q.arrange(heads.q), layout.k.arrange(heads.k), layout.k.arrange(heads.v)
+    q, k, v = plan.arrange(heads.q, heads.k, heads.v)
     scale = q.shape[-1] ** -0.5
     return timeit(lambda: BACKENDS[found.backend].attend(q, k, v, plan, scale), number=1)

@@ -242,9 +242,8 @@ class _ExactAttention:
 
     def on_blocks(self, head: int, plan: BlockPlan, rows: Tensor | None = None) -> Tensor:
         """The weights of these queries, summed over a plan's key blocks. fp32 [R, N]."""
-        layout, weights = plan.layout, self.weights(head, rows)
-        if layout.k.index is not None:
-            weights = weights.index_select(1, layout.k.index)
+        layout = plan.layout
+        weights = self.weights(head, rows).index_select(1, plan.key_tokens(head))
         short = layout.N * plan.blocks.k - layout.k.tokens
         return torch.nn.functional.pad(weights, (0, short)).unflatten(1, (layout.N, -1)).sum(-1)
 
@@ -253,9 +252,7 @@ class _ExactAttention:
         layout = plan.layout
         slots = torch.arange(layout.M, device=self.rows.device) * plan.blocks.q
         slots = (slots + plan.blocks.q // 2).clamp_max(layout.q.tokens - 1)
-        return self.on_blocks(
-            head, plan, slots if layout.q.index is None else layout.q.index[slots]
-        )
+        return self.on_blocks(head, plan, plan.query_tokens(head)[slots])
 
 
 class _ReadMass(NamedTuple):
@@ -269,8 +266,9 @@ class _ReadMass(NamedTuple):
     @classmethod
     def of(cls, exact: _ExactAttention, plan: BlockPlan, heads: int) -> _ReadMass:
         layout = plan.layout
-        slots = exact.rows if layout.q.inverse is None else layout.q.inverse[exact.rows]
-        levels = plan.levels[0].expand(heads, -1, -1)[:, slots // plan.blocks.q]
+        own = plan.levels[0].expand(heads, -1, -1)
+        slots = [plan.query_tokens(head).argsort()[exact.rows] for head in range(heads)]
+        levels = torch.stack([x[at // plan.blocks.q] for x, at in zip(own, slots, strict=True)])
         mass = torch.stack([exact.on_blocks(head, plan).double() for head in range(heads)])
         sizes = read_sizes(layout, (1, *plan.ratios), plan.padding)[:, 0].double()
         keys = sizes[0].expand_as(mass)

@@ -71,11 +71,11 @@ def footprint(plan: BlockPlan, head: int, query: int) -> tuple[np.ndarray, np.nd
     """
     layout = plan.layout
     shape = _box(plan).shape
-    tokens = plan.work(head=head)[query].repeat_interleave(plan.blocks.k)[: layout.k.tokens]
+    read = plan.work(head=head)[query].repeat_interleave(plan.blocks.k)[: layout.k.tokens]
     own = torch.arange(layout.q.tokens) // plan.blocks.q == query
     return (
-        layout.k.restore(tokens[None])[0].view(shape).numpy(),
-        layout.q.restore(own[None])[0].view(shape).numpy(),
+        read[plan.key_tokens(head).argsort().cpu()].view(shape).numpy(),
+        own[plan.query_tokens(head).argsort().cpu()].view(shape).numpy(),
     )
 
 
