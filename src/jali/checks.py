@@ -67,7 +67,8 @@ def check_call(
         in_order = isinstance(method.token_order, Raster)
         why = "its scores know" if in_order else "its blocks are not in sequence order and hold"
         raise ValueError(
-            f"{method.name} cannot be causal: {why} keys to come; use entropy, ada_bsa or dense"
+            f"{method.name} cannot be causal: {why} keys to come; "
+            f"use plain entropy, ada_bsa or dense"
         )
     if causal and padding is not None:
         raise ValueError("causal attention with padded keys is not supported; drop the padding")

@@ -42,6 +42,7 @@ VARIANTS: dict[str, Method] = {
     "entropy": Entropy(Budget(0.4), q_block=32, k_block=16),
     "entropy_gilbert": Entropy(Budget(0.3), seed=3, q_block=32, k_block=16, order=Gilbert()),
     "entropy_sharp": Entropy(Budget(0.25, 0.1, 0.6), sharpness=3.0, q_block=16, k_block=16),
+    "entropy_means": Entropy(Budget(0.3), means=2, q_block=32, k_block=16),
     "entropy_large": Entropy(Budget(0.5)),
     "psa": Psa(q_block=32, k_block=16),
     "psa_levels": Psa(

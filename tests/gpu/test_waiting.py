@@ -16,6 +16,7 @@ pytestmark = pytest.mark.gpu
 METHODS = {
     "entropy": jali.Entropy(jali.Budget(0.3)),
     "entropy, drawn samples": jali.Entropy(jali.Budget(0.3), seed=3),
+    "entropy from means": jali.Entropy(jali.Budget(0.3), means=1),
     "rf_v2": jali.RfV2(sparsity=0.8),
     "ada_bsa": jali.AdaBsa(sparsity=0.8),
     "ada_bsa by share": jali.AdaBsa(cdf_threshold=0.6),

@@ -1,4 +1,5 @@
-"""Shares of a row's attention: what is left of it when the heaviest blocks are taken first."""
+"""Shares of a row's attention: of all queries on means of keys, and what is left of them when the
+heaviest blocks are taken first."""
 
 from __future__ import annotations
 
@@ -7,6 +8,52 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from jali import kernels
+from jali.planning.distortion import numbers_at_once
+from jali.planning.scoring import (
+    at_least_fp32,
+    block_means,
+    block_sums,
+    guarded_softmax,
+    products,
+    use_kernels,
+)
+from jali.tokens.layout import BlockLayout
+from jali.tokens.padding import KeyPadding
+
+
+def pooled_masses(
+    q: Tensor,
+    k: Tensor,
+    layout: BlockLayout,
+    scale: float,
+    padding: KeyPadding | None = None,
+    means: int = 1,
+) -> Tensor:
+    """Softmax mass of each key block, averaged over all queries of each query block, where `means`
+    means of a block's keys stand for them, each with the weight of its real keys. [B, H, M, N].
+
+    Every row sums to 1 (to 0 where no key is real).
+    """
+    group = layout.blocks.k // means
+    valid = None if padding is None else padding.valid(layout.k.tokens)
+    if use_kernels(q, k, scale, padding, causal=False):
+        length = None if padding is None else padding.length
+        keys: Tensor = kernels.load("scores").block_means(k, group, length)
+    else:
+        keys = block_means(k, group, valid)
+    real = torch.ones_like(k[:1, 0, :, 0]) if valid is None else valid
+    weight = block_sums(real.to(keys), group).log()[:, None, None]  # −inf for what holds no key
+    B, H, block = q.shape[0], q.shape[1], layout.blocks.q
+    out = keys.new_empty(B, H, layout.M, layout.N)
+    each = max(1, numbers_at_once(q.device) // (B * H * block * keys.shape[2]))
+    for first in range(0, layout.M, each):
+        part = at_least_fp32(q[:, :, first * block : (first + each) * block])
+        logits = products(part * scale, keys).add_(weight)
+        mass = block_sums(guarded_softmax(logits, padding is not None), means)
+        out[:, :, first : first + each] = block_means(mass, block)
+    return out
 
 
 def log_mass_left(log_mass: Tensor, after: bool = False) -> Tensor:
