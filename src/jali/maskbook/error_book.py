@@ -17,7 +17,7 @@ from jali.maskbook.header import MEAN, Errors
 from jali.planning.distortion import ErrorTable
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
-from jali.planning.tradeoff import choose_levels
+from jali.planning.tradeoff import choose_plan
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.value import check_share
@@ -114,12 +114,13 @@ class ErrorBook(MaskBook):
             B = query.q.shape[0]
             codes, top = table.codes.expand(B, -1, -1, -1, -1), table.top.expand(B, -1)
             table = table._replace(codes=codes, top=top)
-        levels = choose_levels(table, layout, budget, None, query.padding, sum_over_ranks)
-        return BlockPlan(layout, self.ratios, map=levels)
+        return choose_plan(
+            table, layout, self.ratios, budget, None, query.padding, sum_over_ranks
+        )  # fmt: skip
 
     def _plan(self, table: ErrorTable, layout: BlockLayout, budget: float) -> BlockPlan:
         check_share("budget", budget)
-        return BlockPlan(layout, self.ratios, map=choose_levels(table, layout, budget))
+        return choose_plan(table, layout, self.ratios, budget)
 
     def costs(self, budget: float) -> Floats:
         """The achieved cost of every head in a run like the recorded one.

@@ -18,7 +18,7 @@ from jali.planning.mixture import mixed_share, mixed_table
 from jali.planning.plan import LEVELS, RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.site import Site
 from jali.planning.statistics import statistics_share, statistics_table
-from jali.planning.tradeoff import Costs, choose_levels
+from jali.planning.tradeoff import Costs, choose_plan
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order, Raster
 from jali.value import check_choice, check_count, check_share, check_steps
@@ -120,11 +120,10 @@ class RateDistortion(Method):
 
     def plan(self, query: Query) -> BlockPlan:
         table = self.table(query)
-        levels = choose_levels(
-            table, query.layout, self.budget, self.price, query.padding, self.sum_over_ranks,
-            self._costs,
+        return choose_plan(
+            table, query.layout, self.ratios, self.budget, self.price, query.padding,
+            self.sum_over_ranks, self._costs,
         )  # fmt: skip
-        return BlockPlan(query.layout, self.ratios, map=levels)
 
     def sum_over_ranks(self, work: Tensor) -> Tensor:
         """Work of all heads of a layer, where ranks share them."""

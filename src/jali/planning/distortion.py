@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jali import kernels
 from jali.kernels.lists import group_size
 from jali.planning.plan import SKIP
 from jali.planning.scoring import at_least_fp32
@@ -72,6 +73,34 @@ def error_table(
 
     Every sampled row sees every key once. q [B, H, Sq, D], k and v [B, Hkv, Sk, D].
     """
+    if _use_kernel(q, k, layout, positions, scale, padding):
+        errors = kernels.load("sampled_errors").sampled_errors(
+            q, k, v, layout.blocks.k, scale, positions, levels, padding and padding.length
+        )
+    else:
+        errors = _sampled_errors(q, k, v, layout, scale, positions, levels, padding)
+    # Rows of text read everything; what they, or a query that is not finite, would lose is nothing.
+    errors.masked_fill_(layout.text_rows[:, None, None], 0)
+    return encode(errors.nan_to_num_(nan=0.0), levels)
+
+
+def _use_kernel(
+    q: Tensor, k: Tensor, layout: BlockLayout, positions: Tensor, scale: float,
+    padding: KeyPadding | None,
+) -> bool:  # fmt: skip
+    """Whether the Triton kernel can do this."""
+    if not kernels.available(q.device) or q.dtype == torch.float64 or not scale > 0:
+        return False
+    if padding is not None and padding.length is None:
+        return False
+    return positions.shape[1] <= 64 and layout.blocks.k <= 128 and q.stride(-1) == k.stride(-1) == 1
+
+
+def _sampled_errors(
+    q: Tensor, k: Tensor, v: Tensor, layout: BlockLayout, scale: float, positions: Tensor,
+    levels: tuple[int, ...], padding: KeyPadding | None,
+) -> Tensor:  # fmt: skip
+    """fp32 [B, H, M, N, L]; what the kernel is measured against."""
     B, H, _, D = q.shape
     M, P = positions.shape
     share = H // k.shape[1]
@@ -89,9 +118,7 @@ def error_table(
             found = found.view(N, len(levels), share, -1, P).nanmean(-1)  # [N, L, share, m]
             into = errors[b, kv * share : (kv + 1) * share, m : m + at_once]
             into.copy_(found.permute(2, 3, 0, 1))
-    # Rows of text read everything; what they, or a query that is not finite, would lose is nothing.
-    errors.masked_fill_(layout.text_rows[:, None, None], 0)
-    return encode(errors.nan_to_num_(nan=0.0), levels)
+    return errors
 
 
 def samples_share(layout: BlockLayout, samples: int, levels: tuple[int, ...]) -> float:

@@ -4,23 +4,63 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jali import kernels
 from jali.planning.cost import read_sizes
 from jali.planning.distortion import PER_OCTAVE, ErrorTable
-from jali.planning.plan import SKIP
+from jali.planning.plan import SKIP, BlockPlan
 from jali.tokens.layout import BlockLayout
 from jali.tokens.padding import KeyPadding
 
 OCTAVES = range(-126, 127)  # prices are normal fp32 numbers
 PER_PRICE_OCTAVE = 1024  # a price is exact to 0.07 %
+BINS = len(OCTAVES) * PER_PRICE_OCTAVE
 UNIT = 2**16  # of a block's work: whole numbers add up to the same in any order
 
 Sum = Callable[[Tensor], Tensor]
 Costs = tuple[tuple[int, float], ...]  # of levels, as shares of reading a block in full
+
+
+def choose_plan(
+    table: ErrorTable,
+    layout: BlockLayout,
+    ratios: tuple[int, ...],
+    budget: float | None = None,
+    price: float | None = None,
+    padding: KeyPadding | None = None,
+    total_over_ranks: Sum | None = None,
+    costs: Costs = (),
+) -> BlockPlan:
+    """The plan of `choose_levels`, written as lists by kernels where they can run."""
+    asked_less = price is not None or (budget is not None and budget < 1)
+    if not (asked_less and kernels.available(table.codes.device) and layout.N <= 4096):
+        levels = choose_levels(
+            table, layout, budget, price, padding, total_over_ranks, costs
+        )  # fmt: skip
+        return BlockPlan(layout, ratios, map=levels)
+    selection = kernels.load("selection")
+    facts = _facts(layout, table.levels, padding, costs)
+    codes = table.codes.contiguous()
+    mixed = layout.mixed_keys if layout.has_mixed_keys else None
+    shared = codes, table.top.contiguous(), facts.spread, mixed, facts.fixed, facts.work
+    if price is None:
+        assert budget is not None
+        saved = selection.saved_by_price(
+            *shared, facts.units, facts.rows, table.levels, BINS, PER_OCTAVE, OCTAVES.start,
+            PER_PRICE_OCTAVE,
+        )  # fmt: skip
+        prices = _price(saved, facts.dense, codes.shape[1], budget, total_over_ranks)
+    else:
+        prices = facts.work.new_full((codes.shape[0],), price)
+    lists = selection.list_cheapest(
+        *shared, prices, table.levels, PER_OCTAVE, layout.offset is not None
+    )
+    return BlockPlan(layout, ratios, given=lists)
 
 
 def choose_levels(
@@ -41,14 +81,15 @@ def choose_levels(
     """
     if budget is not None and price is None and budget >= 1:
         return torch.ones_like(table.codes[..., 0])  # also where a coarser level errs by nothing
-    errors, work = _errors(table, layout), _work(layout, table.levels, padding, costs)
-    fixed = layout.forced | layout.text_rows[:, None]
+    facts = _facts(layout, table.levels, padding, costs)
+    errors = _errors(table, layout)
     if price is None:
         assert budget is not None
-        price_b = _price(errors, work, fixed, layout, budget, total_over_ranks or (lambda x: x))
+        saved = _saved(errors, facts)
+        price_b = _price(saved, facts.dense, errors.shape[1], budget, total_over_ranks)
     else:
         price_b = errors.new_full((errors.shape[0],), price)
-    best = _best(errors, work, fixed, price_b)
+    best = _best(errors, facts.work, facts.fixed, price_b)
     chosen = _on_device((1, *table.levels), layout.device)[best]
     if not layout.has_own:  # no own blocks: a row must read something
         nothing = (chosen == SKIP).all(-1, keepdim=True)
@@ -56,6 +97,32 @@ def choose_levels(
         first = torch.zeros_like(nothing.expand_as(chosen)).scatter_(-1, worst, True)
         chosen = torch.where(nothing & first, 1, chosen)
     return chosen
+
+
+class _Facts(NamedTuple):
+    """What is the same for all tables of a layout."""
+
+    work: Tensor  # share of a whole block that a level reads, or costs; fp32 [B|1, N, 1 + L]
+    units: Tensor  # the same in whole numbers
+    fixed: Tensor  # bool [M, N], what is read in full
+    rows: Tensor  # int64 [M], how many count
+    dense: Tensor  # units of a head that reads everything; int64 [B|1]
+    spread: Tensor
+
+
+@functools.lru_cache(maxsize=16)
+def _facts(
+    layout: BlockLayout, levels: tuple[int, ...], padding: KeyPadding | None, costs: Costs
+) -> _Facts:
+    work = _work(layout, levels, padding, costs)
+    units = (work * UNIT).round().long()
+    rows = layout.row_sizes
+    if layout.counted_rows is not None:
+        rows = rows * layout.counted_rows
+    fixed = layout.forced | layout.text_rows[:, None]
+    dense = rows.sum() * units[..., 0].sum(-1)
+    spread = _spread(layout.M, layout.N, layout.device)
+    return _Facts(work.contiguous(), units.contiguous(), fixed, rows.long(), dense, spread)
 
 
 def _errors(table: ErrorTable, layout: BlockLayout) -> Tensor:
@@ -84,11 +151,9 @@ def _spread(M: int, N: int, device: torch.device) -> Tensor:
     return ((place - 0.5) / PER_OCTAVE).exp2().float().to(device)
 
 
-@functools.lru_cache(maxsize=16)
 def _work(
     layout: BlockLayout, levels: tuple[int, ...], padding: KeyPadding | None, costs: Costs
 ) -> Tensor:
-    """Share of a whole block that a level reads, or costs. fp32 [B|1, N, 1 + L]."""
     ratios = (1, *(level for level in levels if level != SKIP))
     work = read_sizes(layout, ratios, padding).movedim(0, -1).float() / layout.blocks.k
     for level, cost in costs:
@@ -103,38 +168,40 @@ def _best(errors: Tensor, work: Tensor, fixed: Tensor, price: Tensor) -> Tensor:
     return best.masked_fill_(fixed, 0)
 
 
-def _price(
-    errors: Tensor, work: Tensor, fixed: Tensor, layout: BlockLayout, budget: float, total: Sum
-) -> Tensor:
+def _price(saved: Tensor, dense: Tensor, heads: int, budget: float, total: Sum | None) -> Tensor:
     """The lowest price at which every sample costs no more than the budget. fp32 [B].
 
-    Every block has prices at which it takes the next coarser level of those that are ever best.
-    What is saved there is added up by price, and the sums are looked through: one reduction over
-    ranks, and nothing is tried.
+    `saved` is added up by price, and the sums are looked through: one reduction over ranks, and
+    nothing is tried.
     """
-    B, H = errors.shape[:2]
-    rows = layout.row_sizes
-    if layout.counted_rows is not None:
-        rows = rows * layout.counted_rows
-    units = (work * UNIT).round().long()  # [B|1, N, 1 + L]
-    dense = H * rows.sum() * units[..., 0].sum(-1).expand(B)
-    bins = len(OCTAVES) * PER_PRICE_OCTAVE
-    saved = units.new_zeros(B * bins)
-    first = torch.arange(0, B * bins, bins, device=saved.device)[:, None, None, None]
+    if total is not None:
+        whole = (heads * dense).expand(len(saved))[:, None]
+        both = total(torch.cat([saved, whole], dim=1))  # of all heads
+        saved, whole = both[:, :-1], both[:, -1:]
+    else:
+        whole = (heads * dense)[:, None]
+    over = whole - saved.cumsum(1) > budget * whole.double()
+    found = over.sum(1).clamp_max(BINS - 1)
+    return (found / PER_PRICE_OCTAVE + OCTAVES.start).exp2()
+
+
+def _saved(errors: Tensor, facts: _Facts) -> Tensor:
+    """What is saved at the prices at which blocks take the next coarser level of those that are
+    ever best. int64 [B, BINS]."""
+    B = errors.shape[0]
+    units = facts.units
+    saved = units.new_zeros(B * BINS)
+    first = torch.arange(0, B * BINS, BINS, device=saved.device)[:, None, None, None]
     current = units[:, None, None, :, 0]
     for level in range(1, errors.shape[-1]):
-        price, best = _turn(errors, work, level)
+        price, best = _turn(errors, facts.work, level)
         here = units[:, None, None, :, level]
-        less = torch.where(best & ~fixed, current - here, 0) * rows[:, None]
+        less = torch.where(best & ~facts.fixed, current - here, 0) * facts.rows[:, None]
         current = torch.where(best, here, current)
         place = ((price.log2() - OCTAVES.start) * PER_PRICE_OCTAVE).ceil_()
-        place = place.clamp_(0, bins - 1).long() + first
+        place = place.clamp_(0, BINS - 1).long() + first
         saved.scatter_add_(0, place.flatten(), less.flatten())
-    both = total(torch.cat([saved.view(B, bins), dense[:, None]], dim=1))  # of all heads
-    saved, dense = both[:, :-1], both[:, -1:]
-    over = dense - saved.cumsum(1) > budget * dense.double()
-    found = over.sum(1).clamp_max(bins - 1)
-    return (found / PER_PRICE_OCTAVE + OCTAVES.start).exp2()
+    return saved.view(B, BINS)
 
 
 def _turn(errors: Tensor, work: Tensor, level: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,358 @@
+"""What sampled rows would lose if a key block were read less finely: errors of all levels in one
+pass.
+
+The rows' attention comes first, by the attention kernel. Then a tile of rows meets every key block
+once more, in full and as means, and only the squared change of the output leaves the registers.
+No [samples, keys] matrix exists.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jali.kernels.lists import MEAN, BlockList
+
+from .attention import block_sparse_attention
+from .descriptor import DescriptorTemplate, MatrixView, matrix_view, use_descriptors
+from .launch import Launch, TensorSpec, spec_of
+from .pooling import PoolLaunch, pool_launch
+from .score_means import block_means
+from .score_tiles import (
+    LOG2E,
+    Tile,
+    cdiv,
+    check_queries_keys,
+    even_splits,
+    padded_dim,
+    power_of_two,
+    precision,
+    processors,
+)
+
+MOST_SAMPLES = 64
+MOST_KEYS = 128
+_Q_BLOCK = 128  # of the rows' own attention, which reads everything
+_LOG2E = tl.constexpr(LOG2E)
+_MEAN = tl.constexpr(MEAN)
+_NEGATIVE = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _rows_of(base, first, count, stride, d, D: tl.constexpr, R: tl.constexpr):
+    """R rows from `first` on, zeros behind the first `count`."""
+    row = tl.arange(0, R)
+    at = base + (first + row).to(tl.int64)[:, None] * stride + d[None, :]
+    return tl.load(at, mask=(row < count)[:, None] & (d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _pooled_change(
+    skipped, sample, out, lse, pooled, matrix, bias, first, values_at, d, scale,
+    D: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr,
+    MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Of reading G means, which begin at the row `first` of the pooled keys."""
+    if MATRIX:
+        mean = matrix.load([first, 0])
+        value = matrix.load([first + values_at, 0])
+    else:
+        mean = _rows_of(pooled, first, G, D, d, D, G_PAD)
+        value = _rows_of(pooled, first + values_at, G, D, d, D, G_PAD)
+    g = tl.arange(0, G_PAD)
+    count = tl.load(bias + g, mask=g < G, other=float("-inf"))  # log2 of real keys
+    logits = tl.dot(sample, tl.trans(mean), input_precision=PRECISION) * scale
+    weight = tl.exp2(logits + count[None, :] - lse[:, None])
+    rest = tl.dot((-weight).to(value.dtype), value, acc=skipped, input_precision=PRECISION)
+    return rest + tl.sum(weight, 1)[:, None] * out
+
+
+@triton.jit
+def _change(
+    skipped, sample, out, lse, pooled, matrix2, matrix4, matrix8, bias, k_mean, v_mean, here, block,
+    first_row, values_at, start2, start4, start8, d, scale,
+    D: tl.constexpr, K_BLOCK: tl.constexpr, KEYS: tl.constexpr,
+    RATIO: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What reading a block at a level does to the output, from what skipping it does."""
+    if RATIO == 0:
+        change = skipped
+    elif RATIO == _MEAN:
+        # One mean among sixteen rows: a product of tensor cores needs no fp32 copy of the samples.
+        mean = _rows_of(k_mean, 0, 1, D, d, D, 16).to(sample.dtype)
+        logits = tl.dot(sample, tl.trans(mean), input_precision=PRECISION)
+        logit = tl.sum(logits, 1) * scale  # of the others it is 0
+        value = tl.load(v_mean + d, mask=d < D, other=0.0)
+        count = tl.where(here > 0, tl.log2(tl.maximum(here, 1).to(tl.float32)), _NEGATIVE)
+        share = tl.exp2(logit + count - lse)
+        change = skipped - share[:, None] * (value[None, :] - out)
+    else:
+        matrix = matrix2 if RATIO == 2 else matrix4 if RATIO == 4 else matrix8
+        start = start2 if RATIO == 2 else start4 if RATIO == 4 else start8
+        row = start + block * (K_BLOCK // RATIO)
+        change = _pooled_change(
+            skipped, sample, out, lse, pooled, matrix, bias + row, first_row + row, values_at, d,
+            scale, D, K_BLOCK // RATIO, KEYS // RATIO if KEYS // RATIO > 16 else 16,
+            MATRIX, PRECISION,
+        )  # fmt: skip
+    return change
+
+
+@triton.jit
+def _mean_error(change, counted, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr):
+    """Squared changes, their mean over the samples of a block that count and are numbers."""
+    error = tl.sum(change * change, 1)
+    usable = counted & (error == error)
+    error = tl.where(usable, error, 0.0)
+    sums = tl.sum(tl.reshape(error, [ROWS // PER_BLOCK, PER_BLOCK]), 1)
+    number = tl.sum(tl.reshape(usable.to(tl.float32), [ROWS // PER_BLOCK, PER_BLOCK]), 1)
+    return sums / tl.maximum(number, 1.0)
+
+
+@triton.jit
+def _error_kernel(
+    rows,  # [B * H, m * PER_BLOCK, D]
+    outs,  # their attention
+    lses,  # fp32, natural
+    k, v,
+    pooled,  # [2 * B * Hkv * pool_rows, D], keys before values
+    k_matrix, v_matrix, matrix2, matrix4, matrix8,  # descriptors of k, v and pooled, or unused
+    bias,  # fp32 [B or 1, pool_rows]
+    k_means, v_means,  # fp32 [B * Hkv, n, D]
+    key_length,
+    errors,  # fp32 [B * H, m, n, LEVELS]
+    heads, kv_group, m, n, keys, per_split, values_at, pool_rows, bias_b, start2, start4, start8,
+    scale, k_b, k_h, k_s, v_b, v_h, v_s, k_row_b, k_row_h, k_col_h, v_row_b, v_row_h, v_col_h,
+    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr,
+    SAMPLES: tl.constexpr, K_BLOCK: tl.constexpr, KEYS: tl.constexpr,
+    RATIOS: tl.constexpr,  # one byte per level, first level lowest
+    LEVELS: tl.constexpr, HAS_LENGTH: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    slot = tl.program_id(2)
+    batch = slot // heads
+    head = slot % heads // kv_group
+    kv_head = batch * (heads // kv_group) + head
+    limit = keys
+    if HAS_LENGTH:
+        limit = tl.minimum(limit, tl.load(key_length + batch))
+
+    d = tl.arange(0, D_PAD)
+    r = tl.arange(0, ROWS)
+    left = m * PER_BLOCK - tile * ROWS
+    counted = (r < left) & (r % PER_BLOCK < SAMPLES)
+    first = slot.to(tl.int64) * m * PER_BLOCK + tile * ROWS
+    sample = _rows_of(rows, first, left, D, d, D, ROWS)
+    out = _rows_of(outs, first, left, D, d, D, ROWS).to(tl.float32)
+    lse = tl.load(lses + first + r, mask=r < left, other=0.0) * _LOG2E
+
+    k_head = k + batch.to(tl.int64) * k_b + head.to(tl.int64) * k_h
+    v_head = v + batch.to(tl.int64) * v_b + head.to(tl.int64) * v_h
+    block = tile * (ROWS // PER_BLOCK) + tl.arange(0, ROWS // PER_BLOCK)
+    into = errors + (slot.to(tl.int64) * m + block) * n * LEVELS
+
+    key = tl.arange(0, KEYS)
+    start = tl.program_id(1) * per_split
+    end = tl.minimum(start + per_split, n)
+    # Only whole blocks are read through descriptors, which know nothing of what is not real.
+    whole = tl.minimum(end, limit // K_BLOCK) if MATRIX else start
+    for j in range(start, whole):
+        tile_k = k_matrix.load([batch * k_row_b + head * k_row_h + j * K_BLOCK, head * k_col_h])
+        tile_v = v_matrix.load([batch * v_row_b + head * v_row_h + j * K_BLOCK, head * v_col_h])
+        logits = tl.dot(sample, tl.trans(tile_k), input_precision=PRECISION) * scale
+        weight = tl.exp2(logits - lse[:, None])
+        skipped = tl.dot(weight.to(tile_v.dtype), tile_v, input_precision=PRECISION)
+        skipped -= tl.sum(weight, 1)[:, None] * out
+        for level in tl.static_range(LEVELS):
+            change = _change(
+                skipped, sample, out, lse, pooled, matrix2, matrix4, matrix8, bias + batch * bias_b,
+                k_means + (kv_head * n + j) * D, v_means + (kv_head * n + j) * D, K_BLOCK, j,
+                kv_head * pool_rows, values_at, start2, start4, start8, d, scale,
+                D, K_BLOCK, KEYS, (RATIOS >> (8 * level)) & 0xFF, MATRIX, PRECISION,
+            )  # fmt: skip
+            found = _mean_error(change, counted, ROWS, PER_BLOCK)
+            tl.store(into + j * LEVELS + level, found, mask=block < m)
+    for j in range(tl.maximum(start, whole), end):
+        here = tl.minimum(tl.maximum(limit - j * K_BLOCK, 0), K_BLOCK)  # real keys
+        tile_k = _rows_of(k_head, j * K_BLOCK, here, k_s, d, D, KEYS)
+        tile_v = _rows_of(v_head, j * K_BLOCK, here, v_s, d, D, KEYS)
+        logits = tl.dot(sample, tl.trans(tile_k), input_precision=PRECISION) * scale
+        weight = tl.exp2(tl.where((key < here)[None, :], logits, _NEGATIVE) - lse[:, None])
+        skipped = tl.dot(weight.to(tile_v.dtype), tile_v, input_precision=PRECISION)
+        skipped -= tl.sum(weight, 1)[:, None] * out
+        for level in tl.static_range(LEVELS):
+            change = _change(
+                skipped, sample, out, lse, pooled, matrix2, matrix4, matrix8, bias + batch * bias_b,
+                k_means + (kv_head * n + j) * D, v_means + (kv_head * n + j) * D, here, j,
+                kv_head * pool_rows, values_at, start2, start4, start8, d, scale,
+                D, K_BLOCK, KEYS, (RATIOS >> (8 * level)) & 0xFF, MATRIX, PRECISION,
+            )  # fmt: skip
+            found = _mean_error(change, counted, ROWS, PER_BLOCK)
+            tl.store(into + j * LEVELS + level, found, mask=block < m)
+
+
+def sampled_errors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_block: int,
+    scale: float,
+    positions: Tensor,
+    levels: tuple[int, ...],
+    key_length: Tensor | None = None,
+    *,
+    tile: Tile | None = None,
+    tma: bool | None = None,
+) -> Tensor:
+    """Mean of ‖Δ‖² over the sampled rows of each query block, see `planning.distortion`.
+
+    q [B,H,Sq,D], k and v [B,Hkv,Sk,D] (any strides, last dim contiguous); `positions` int64 [M,P]
+    with at most MOST_SAMPLES a block; `levels` of 2, 4, 8, MEAN and 0 (skip), a k_block of at most
+    MOST_KEYS that they divide; a positive scale. Keys at or beyond `key_length` int32 [B] do not
+    exist. Returns fp32 [B,H,M,N,L]; 0 where no sampled row gives a number. Never waits for the
+    device. `tile` and `tma` tune speed only.
+    """
+    per_block = power_of_two(positions.shape[1])
+    rows = _gathered(q, positions, per_block)
+    batch, heads, count, _ = rows.shape
+    n = cdiv(k.shape[2], k_block)
+    lists = {1: _everything(cdiv(count, _Q_BLOCK), n, q.device)}
+    out, lse = block_sparse_attention(rows, k, v, lists, _Q_BLOCK, k_block, scale, key_length)
+    call = _prepare(
+        spec_of(rows), spec_of(k), spec_of(v), positions.shape, k_block, scale, levels,
+        key_length is not None, tile, tma,
+    )  # fmt: skip
+    # Where there are none, pointers into anything: they are moved, not read.
+    pooled = (k, lse) if call.pool is None else call.pool(k, v, key_length)
+    means = (lse, lse)
+    if MEAN in levels:
+        means = block_means(k, k_block, key_length), block_means(v, k_block, key_length)
+    sources = k, v, pooled[0], pooled[0], pooled[0]
+    matrices = (
+        None if template is None else template.bind(x)
+        for template, x in zip(call.matrices, sources, strict=True)
+    )
+    shape = batch, heads, positions.shape[0], n, len(levels)
+    errors = torch.empty(shape, dtype=torch.float32, device=q.device)
+    call.launch(
+        rows, out.contiguous(), lse, k, v, pooled[0], *matrices, pooled[1], *means, key_length,
+        errors,
+    )  # fmt: skip
+    return errors
+
+
+def _gathered(q: Tensor, positions: Tensor, per_block: int) -> Tensor:
+    """The sampled rows, a power of two for every block: the last one again where there are fewer.
+    [B, H, M · per_block, D], contiguous."""
+    missing = per_block - positions.shape[1]
+    if missing:
+        positions = torch.cat([positions, positions[:, -1:].expand(-1, missing)], dim=1)
+    return q.index_select(2, positions.flatten()).contiguous()
+
+
+@functools.lru_cache(maxsize=64)
+def _everything(rows: int, n: int, device: torch.device) -> BlockList:
+    """Lists of all key blocks."""
+    every = torch.arange(n, dtype=torch.int32, device=device).expand(1, 1, rows, n).contiguous()
+    return BlockList(torch.full((1, 1, rows), n, dtype=torch.int32, device=device), every)
+
+
+class _ErrorLaunches(NamedTuple):
+    """How errors are made; `matrices` of k, v and means of 2, 4 and 8, where they are used."""
+
+    pool: PoolLaunch | None
+    matrices: tuple[DescriptorTemplate | None, ...]
+    launch: Launch
+
+
+def error_tile(rows: int, itemsize: int) -> Tile:
+    """The configuration used unless the caller names one."""
+    tile = Tile(64, 128, 8, 1) if itemsize < 4 else Tile(32, 128, 4, 1)
+    return Tile(min(tile.rows, max(16, power_of_two(rows))), tile.keys, tile.warps, tile.stages)
+
+
+@functools.lru_cache(maxsize=256)
+def _prepare(
+    rows: TensorSpec, k: TensorSpec, v: TensorSpec, positions: tuple[int, int], k_block: int,
+    scale: float, levels: tuple[int, ...], has_length: bool, tile: Tile | None, tma: bool | None,
+) -> _ErrorLaunches:  # fmt: skip
+    check_queries_keys(rows, k)
+    m, samples = positions
+    per_block = power_of_two(samples)
+    if samples > MOST_SAMPLES or k_block > MOST_KEYS or not scale > 0:
+        raise ValueError(f"{samples} samples, blocks of {k_block} keys, scale {scale}")
+    batch, heads, count, dim = rows.shape
+    kv_heads, tokens = k.shape[1:3]
+    tile = tile or error_tile(count, rows.itemsize)
+    height = max(tile.rows, per_block)
+    n = cdiv(tokens, k_block)
+    tiles = cdiv(count, height)
+    per_split = even_splits(n, tiles * batch * heads, 2 * processors(rows.device))
+    ratios = tuple(level for level in levels if level in (2, 4, 8))
+    pool = pool_launch(k, v, ratios, has_length) if ratios else None
+    pool_numbers: tuple[int, ...] = (0,) * 6
+    if pool is not None:
+        starts = dict(pool.sections.starts)
+        values_at = batch * kv_heads * pool.sections.rows
+        bias_b = 0 if pool.bias[0] == 1 else pool.bias[1]
+        pool_numbers = (
+            values_at, pool.sections.rows, bias_b, *(starts.get(ratio, 0) for ratio in (2, 4, 8)),
+        )  # fmt: skip
+    views = _views(k, v, k_block, tma)
+    matrices: tuple[DescriptorTemplate | None, ...] = (None,) * 5
+    if views is not None:
+        pairs = (view.template(k_block, dim, k.dtype) for view in views)
+        matrices = *pairs, *_pool_templates(pool, k_block, k.dtype)
+    constants = {
+        "D": dim,
+        "D_PAD": padded_dim(dim),
+        "ROWS": height,
+        "PER_BLOCK": per_block,
+        "SAMPLES": samples,
+        "K_BLOCK": k_block,
+        "KEYS": max(16, power_of_two(k_block)),
+        "RATIOS": sum(level << (8 * i) for i, level in enumerate(levels)),
+        "LEVELS": len(levels),
+        "HAS_LENGTH": has_length,
+        "MATRIX": views is not None,
+        "PRECISION": precision(rows.dtype),
+        **tile.options,
+    }
+    numbers = (
+        heads, heads // kv_heads, m, n, tokens, per_split, *pool_numbers, scale * LOG2E,
+        *k.stride[:3], *v.stride[:3],
+        *((0,) * 6 if views is None else (*views[0].steps, *views[1].steps)),
+    )  # fmt: skip
+    grid = (tiles, cdiv(n, per_split), batch * heads)
+    return _ErrorLaunches(pool, matrices, Launch(_error_kernel, grid, numbers, constants))
+
+
+def _views(
+    k: TensorSpec, v: TensorSpec, k_block: int, tma: bool | None
+) -> tuple[MatrixView, MatrixView] | None:
+    """Of keys and values, where blocks of them can be read through descriptors: 16 means of eight
+    fill the narrowest tile."""
+    if not use_descriptors(k.device, tma) or padded_dim(k.shape[3]) != k.shape[3] or k_block != 128:
+        return None
+    keys, values = matrix_view(k), matrix_view(v)
+    return None if keys is None or values is None else (keys, values)
+
+
+def _pool_templates(
+    pool: PoolLaunch | None, k_block: int, dtype: torch.dtype
+) -> Iterator[DescriptorTemplate | None]:
+    """Of the means of 2, 4 and 8 keys in a block; None for what is not pooled."""
+    for ratio in (2, 4, 8):
+        if pool is None or ratio not in dict(pool.sections.starts):
+            yield None
+        else:
+            *outer, dim = pool.pooled
+            tile = k_block // ratio, dim
+            yield DescriptorTemplate((math.prod(outer), dim), dim, tile, dtype)
