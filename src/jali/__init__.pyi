@@ -22,6 +22,7 @@ from jali.methods import Dense as Dense
 from jali.methods import Draft as Draft
 from jali.methods import Entropy as Entropy
 from jali.methods import Local as Local
+from jali.methods import Mass as Mass
 from jali.methods import Method as Method
 from jali.methods import Psa as Psa
 from jali.methods import Query as Query

@@ -92,7 +92,7 @@ def attend(
         key_mask: bool [B, Sk], True where a key is real; one of the two.
         causal: hide keys after a query.
         lse: also of a dense call the log-sum-exp; sparse calls always have it.
-        tables: what `rd` keeps from one step to the next; None plans every call anew.
+        tables: what `rd` and `mass` keep from one step to the next; None plans every call anew.
 
     Returns:
         `Attended`: `.out` like q, `.plan`, `.executed`, `.backend`, `.lse` fp32 [B, H, Sq].

@@ -17,7 +17,7 @@ from jali.value import suggest
 
 _METHODS = (
     "dense", "entropy", "rd", "psa", "rf_v2", "ada_bsa",
-    "sol", "sparge", "draft",
+    "sol", "sparge", "draft", "mass",
     "radial", "sta", "svg",
     "random", "local",
 )  # fmt: skip

@@ -30,6 +30,8 @@ METHODS = {
     "sol": jali.Sol(),
     "sol at a share": jali.Sol(thresh_type="exact", budget=0.3),
     "draft": jali.Draft(),
+    "mass": jali.Mass(),
+    "mass at a share": jali.Mass(budget=0.3, keep=0),
     "sparge": jali.Sparge(),
     "sparge at a share": jali.Sparge(budget=0.3),
     "sparge by count": jali.Sparge(topk=0.3),

@@ -211,6 +211,18 @@ class TestTold:
             tiny.generate(pipe, tiny.WAN_CALL, steps=4)
             assert run.run.tables.made == tables.made
 
+    def test_masses_are_looked_at_once_a_run_for_every_layer_and_branch(self, pipe: Any) -> None:
+        method = jali.Schedule(jali.Mass(q_block=64, k_block=64), dense_steps=1)
+        with jali.sparse_processor_mode(pipe, method=method, total=0.6) as run:
+            tiny.generate(pipe, tiny.WAN_CALL, steps=5)
+            tables, rows = run.run.tables, run.stats().rows
+            sparse = [row for row in rows if row.reason is None]
+            places = {(row.layer, row.branch) for row in sparse}
+            assert tables.made == len(places) < len(sparse)
+            first = min(row.step for row in sparse)
+            assert {row.step for row in sparse if row.planning} == {first}
+            assert run.stats().cost == pytest.approx(0.6, abs=0.05)
+
     @pytest.mark.parametrize("experts", [1, 2])
     def test_tables_are_given_back_before_decoding(self, experts: int) -> None:
         both, held = tiny.wan(experts=experts), []

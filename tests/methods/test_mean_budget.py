@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jali import AdaBsa, Budget, Dense, Draft, Entropy, Psa, RfV2, Schedule, Sol, Sparge
+from jali import AdaBsa, Budget, Dense, Draft, Entropy, Mass, Psa, RfV2, Schedule, Sol, Sparge
 from jali.methods import Local, Method, Random
 
 
@@ -24,6 +24,8 @@ from jali.methods import Local, Method, Random
         (Sparge(), None),
         (Sparge(topk=0.4), 0.4),
         (Draft(0.75), 0.25),
+        (Mass(0.95), None),
+        (Mass(0.95).with_budget(0.3), 0.3),
         (Psa().with_budget(0.3), 0.3),
         (Psa(mode="thresholdbound"), None),
         (Schedule(Entropy(Budget(0.3)), dense_steps=0.5), 0.3),

@@ -188,7 +188,7 @@ def test_esa_is_what_esa_publishes_for_every_model() -> None:
     """Every option is written out in the files: none follows a default of this package."""
     published = Entropy(
         Budget(0.5, floor=0.05, ceiling=1.0), sharpness=1.0, samples=4, seed=None, q_block=256,
-        k_block=128, order=Raster(), tail=False,
+        k_block=128, order=Raster(), tail=False, means=None,
     )  # fmt: skip
     expected = Schedule(published, dense_steps=0.2, dense_layers=(0,))
     for model in {preset.model for preset in presets()}:

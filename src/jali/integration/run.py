@@ -374,7 +374,7 @@ class Run:
 
     def _kept_tables(self) -> list[str]:
         size = self.tables.largest / 2**20
-        return [f"error tables took {size:.0f} MB"] if size >= 1 else []
+        return [f"tables kept between steps took {size:.0f} MB"] if size >= 1 else []
 
     def summary(self) -> str:
         """The latest generation in one line. Waits for the device."""

@@ -105,7 +105,7 @@ class ErrorBook(MaskBook):
         site = replace(query.site, branch=self.header.branches[own])
         place, table = self.place_of(site), None
         if tables is not None:  # one serves all samples
-            table = tables.find(site, place, layout, query.q[:1], self.errors.levels)
+            table = tables.find(site, place, layout, query.q[:1], ErrorTable, self.errors.levels)
         if table is None:
             table = self.table(site, query.q.device, heads)
             if tables is not None:

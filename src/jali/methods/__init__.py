@@ -10,6 +10,7 @@ from jali.methods.control import Local, Random
 from jali.methods.dense import Dense, FastestDense
 from jali.methods.draft import Draft
 from jali.methods.entropy import Entropy
+from jali.methods.mass import Mass
 from jali.methods.method import Method, Query, Scored
 from jali.methods.psa import Psa
 from jali.methods.radial import Radial
@@ -27,7 +28,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa,
-        Sol, Sparge, Draft,
+        Sol, Sparge, Draft, Mass,
         Radial, Sta, Svg,
         Random, Local,
     )
@@ -60,6 +61,7 @@ __all__ = [
     "Entropy",
     "FastestDense",
     "Local",
+    "Mass",
     "Method",
     "Psa",
     "Query",

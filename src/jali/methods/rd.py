@@ -18,6 +18,7 @@ from jali.planning.mixture import mixed_share, mixed_table
 from jali.planning.plan import LEVELS, RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.site import Site
 from jali.planning.statistics import statistics_share, statistics_table
+from jali.planning.tables import period_of
 from jali.planning.tradeoff import Costs, choose_plan
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order, Raster
@@ -134,7 +135,7 @@ class RateDistortion(Method):
         q, layout, site, tables = query.q, query.layout, query.site, query.tables
         period = self.period(site)
         if tables is not None:
-            kept = tables.find(site, period, layout, q, self.codes)
+            kept = tables.find(site, period, layout, q, ErrorTable, self.codes)
             if kept is not None:
                 return kept
         if query.v is None:
@@ -150,8 +151,7 @@ class RateDistortion(Method):
 
     def period(self, site: Site) -> int:
         """Which stretch of the run a step lies in: the steps of one share a table."""
-        steps = self.keep * site.steps if isinstance(self.keep, float) else self.keep
-        return int(site.step / steps + 1e-9) if steps > 1 else site.step
+        return period_of(site, self.keep)
 
     def planning_share(self, layout: BlockLayout) -> float:
         """Of making a table."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from jali.methods.method import Query
 from jali.methods.threshold import Thresholded
 from jali.planning.likeness import pair_likeness
-from jali.planning.mass import log_mass_left, log_rest
+from jali.planning.mass import log_rest, ranked_by_mass
 from jali.planning.scoring import mean_scores
 from jali.planning.selection import ranks
 from jali.value import check_share
@@ -70,8 +70,7 @@ class Sparge(Thresholded):
     def _ranked(self, z: Tensor) -> Tensor:
         if self.topk is not None:
             return -ranks(z).to(z.dtype)
-        share, heaviest = z.softmax(-1).max(-1, keepdim=True)
-        return log_mass_left(z, after=True).scatter_(-1, heaviest, share)
+        return ranked_by_mass(z, after=True)
 
     def above(self, scores: Tensor) -> Tensor:
         if self.topk is not None:

@@ -44,6 +44,12 @@ class ErrorTable(NamedTuple):
     top: Tensor
     levels: tuple[int, ...]
 
+    def filled_with(self, other: ErrorTable) -> ErrorTable:
+        """The other's errors, of the same shape, in this one's memory."""
+        self.codes.copy_(other.codes)
+        self.top.copy_(other.top)
+        return self._replace(levels=other.levels)
+
     def errors(self) -> Tensor:
         """fp32 [B, H, M, N, L]."""
         power = (self.codes.float() - 255) / PER_OCTAVE + self.top[..., None, None, None]

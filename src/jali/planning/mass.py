@@ -1,9 +1,11 @@
-"""Shares of a row's attention: of all queries on means of keys, and what is left of them when the
-heaviest blocks are taken first."""
+"""Shares of a row's attention: of all queries, on all keys or on means of them, and what is left of
+it when the heaviest blocks are taken first."""
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +17,10 @@ from jali.planning.scoring import (
     at_least_fp32,
     block_means,
     block_sums,
+    by_heads,
     guarded_softmax,
     products,
+    sampled_scores,
     use_kernels,
 )
 from jali.tokens.layout import BlockLayout
@@ -54,6 +58,50 @@ def pooled_masses(
         mass = block_sums(guarded_softmax(logits, padding is not None), means)
         out[:, :, first : first + each] = block_means(mass, block)
     return out
+
+
+def exact_masses(
+    q: Tensor, k: Tensor, layout: BlockLayout, scale: float, padding: KeyPadding | None = None
+) -> Tensor:
+    """Softmax mass of each key block, averaged over all queries of each query block: a dense pass
+    that never holds it. [B, H, M, N]; every row sums to 1 (to 0 where no key is real)."""
+    if use_kernels(q, k, scale, padding, causal=False):
+        return _exact_masses(q, k, layout, scale, padding)
+    some = functools.partial(_exact_masses, layout=layout, scale=scale, padding=padding)
+    return by_heads(some, q, k, layout, layout.blocks.q * layout.k.tokens)
+
+
+def _exact_masses(
+    q: Tensor, k: Tensor, layout: BlockLayout, scale: float, padding: KeyPadding | None
+) -> Tensor:
+    tokens, block = layout.q.tokens, layout.blocks.q
+    whole = tokens // block * block
+    found = []
+    for part, size in ((q[:, :, :whole], block), (q[:, :, whole:], tokens - whole)):
+        if part.shape[2]:
+            at = torch.arange(part.shape[2], device=q.device).view(-1, size)
+            found.append(sampled_scores(part, k, layout, scale, at, padding))
+    return torch.cat(found, dim=2)
+
+
+class MassTable(NamedTuple):
+    """In which order blocks are read, and what is then left: see `ranked_by_mass`. fp16
+    [B, H, M, N]."""
+
+    codes: Tensor
+    levels: tuple[int, ...] = ()
+
+    def filled_with(self, other: MassTable) -> MassTable:
+        """The other's numbers, of the same shape, in this one's memory."""
+        self.codes.copy_(other.codes)
+        return self
+
+
+def ranked_by_mass(log_mass: Tensor, after: bool = False) -> Tensor:
+    """`log_mass_left`, but for the heaviest block of every row its share, which is above 0: it is
+    read before all others, and no two of them alike. [B, H, M, N] -> like it."""
+    share, heaviest = log_mass.softmax(-1).max(-1, keepdim=True)
+    return log_mass_left(log_mass, after).scatter_(-1, heaviest, share)
 
 
 def log_mass_left(log_mass: Tensor, after: bool = False) -> Tensor:

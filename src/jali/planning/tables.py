@@ -1,16 +1,33 @@
-"""Error tables that are kept between the steps of a run."""
+"""What methods looked at once, kept between the steps of a run."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from jali.planning.distortion import ErrorTable
 from jali.planning.site import Site
 from jali.tokens.layout import BlockLayout
 
 LIMIT = 8 * 2**30  # bytes; 40 heads × 40 layers of 75,600 tokens take 5.6 GB with both branches
+
+
+class Table(Protocol):
+    """What may be kept: `codes` [B, H, ...] of every sample and head, and the levels that they are
+    of, where they are of some."""
+
+    @property
+    def codes(self) -> Tensor: ...
+
+    @property
+    def levels(self) -> tuple[int, ...]: ...
+
+    def filled_with(self, other: Self) -> Self:
+        """The other's numbers, of the same shape, in this one's memory."""
+        ...
+
+
+T = TypeVar("T", bound=Table)
 
 
 class KeptTable(NamedTuple):
@@ -18,11 +35,18 @@ class KeptTable(NamedTuple):
 
     period: int
     layout: BlockLayout
-    table: ErrorTable
+    table: Table
+
+
+def period_of(site: Site, keep: float | int) -> int:
+    """Which stretch of the run a step lies in, where each is a share of it (float) or some steps
+    (int) long: the steps of one share a table."""
+    steps = keep * site.steps if isinstance(keep, float) else keep
+    return int(site.step / steps + 1e-9) if steps > 1 else site.step
 
 
 class Tables:
-    """The latest error table of every layer, branch and transformer, on the device.
+    """The latest table of every layer, branch and transformer, on the device.
 
     A table serves the period of the run in which it was made; a call of another period, layout or
     shape makes its own and leaves it here. Where the tables of both guidance branches would take
@@ -37,30 +61,33 @@ class Tables:
         self._kept: dict[tuple[str, int, str], KeptTable] = {}
 
     def find(
-        self, site: Site, period: int, layout: BlockLayout, q: Tensor, levels: tuple[int, ...]
-    ) -> ErrorTable | None:
-        """The table of these levels for such queries [B, H, Sq, D], if there is one."""
+        self, site: Site, period: int, layout: BlockLayout, q: Tensor, kind: type[T],
+        levels: tuple[int, ...] = (),
+    ) -> T | None:  # fmt: skip
+        """The table of this kind and of these levels for such queries [B, H, Sq, D], if there is
+        one."""
         for branch in (site.branch, "any"):
             found = self._kept.get((site.transformer, site.layer, branch))
             if found is None or found.period != period or found.layout is not layout:
                 continue
-            if found.table.codes.shape[:2] == q.shape[:2] and found.table.levels == levels:
-                return found.table
+            table = found.table
+            same = table.levels == levels and table.codes.shape[:2] == q.shape[:2]
+            if same and isinstance(table, kind):
+                return table
         return None
 
-    def keep(self, site: Site, period: int, layout: BlockLayout, table: ErrorTable) -> None:
+    def keep(self, site: Site, period: int, layout: BlockLayout, table: Table) -> None:
         """Leave a table for the calls to come. Memory of the one before is used again."""
         self.made += 1
-        of_a_branch = table.codes.numel() * site.layers
+        of_a_branch = table.codes.nbytes * site.layers
         if of_a_branch > self.limit:
             return
         branch = site.branch if 2 * of_a_branch <= self.limit else "any"
         key = site.transformer, site.layer, branch
         before = self._kept.get(key)
-        if before is not None and before.table.codes.shape == table.codes.shape:
-            before.table.codes.copy_(table.codes)
-            before.table.top.copy_(table.top)
-            table = before.table._replace(levels=table.levels)
+        if before is not None and type(before.table) is type(table):
+            fits = before.table.codes.shape == table.codes.shape
+            table = before.table.filled_with(table) if fits else table
         self._kept[key] = KeptTable(period, layout, table)
         self.largest = max(self.largest, self.bytes)
 
@@ -71,4 +98,4 @@ class Tables:
     @property
     def bytes(self) -> int:
         """How much they take now."""
-        return sum(kept.table.codes.numel() for kept in self._kept.values())
+        return sum(kept.table.codes.nbytes for kept in self._kept.values())

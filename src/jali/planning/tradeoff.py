@@ -127,7 +127,7 @@ def _facts(
 
 def _errors(table: ErrorTable, layout: BlockLayout) -> Tensor:
     """With those of reading in full (none) before the others. [B, H, M, N, 1 + L]."""
-    errors = table.errors() * _spread(layout.M, layout.N, layout.device)[..., None]
+    errors = table.errors() * spread(layout.M, layout.N, PER_OCTAVE, layout.device)[..., None]
     if layout.has_mixed_keys:
         pooled = _on_device(table.levels, layout.device) != SKIP
         errors = errors.masked_fill(layout.mixed_keys[:, None] & pooled, torch.inf)
@@ -141,14 +141,14 @@ def _on_device(levels: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _spread(M: int, N: int, device: torch.device) -> Tensor:
+def spread(M: int, N: int, per_octave: int, device: torch.device) -> Tensor:
     """A factor within one step of a code for every block pair, the same in every call. [M, N].
 
-    Bytes make errors equal that were not. Without it all of a code would be chosen, or none.
+    Few bits make numbers equal that were not. Without it all of a code would be chosen, or none.
     """
     m, n = torch.arange(M, dtype=torch.float64)[:, None], torch.arange(N, dtype=torch.float64)
     place = (0.7548776662466927 * m + 0.5698402909980532 * n) % 1  # evenly spread over the plane
-    return ((place - 0.5) / PER_OCTAVE).exp2().float().to(device)
+    return ((place - 0.5) / per_octave).exp2().float().to(device)
 
 
 def _work(
