@@ -121,8 +121,8 @@ def _facts(
         rows = rows * layout.counted_rows
     fixed = layout.forced | layout.text_rows[:, None]
     dense = rows.sum() * units[..., 0].sum(-1)
-    spread = _spread(layout.M, layout.N, layout.device)
-    return _Facts(work.contiguous(), units.contiguous(), fixed, rows.long(), dense, spread)
+    factors = spread(layout.M, layout.N, PER_OCTAVE, layout.device)
+    return _Facts(work.contiguous(), units.contiguous(), fixed, rows.long(), dense, factors)
 
 
 def _errors(table: ErrorTable, layout: BlockLayout) -> Tensor:
