@@ -190,7 +190,18 @@ def frames_of(
     on_step: Callable[[int], None] | None = None,
 ) -> Tensor:
     """The frames of one prompt by resolved settings, on whatever attention the pipeline has."""
-    from jali.integration.models.pipeline import generate_video
+    return clips_of(pipe, settings, (prompt,), (seed,), on_step)[0].cpu()
+
+
+def clips_of(
+    pipe: Any,
+    settings: Settings,
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    on_step: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Those of several in one call, [n, F, H, W, 3], where they were decoded."""
+    from jali.integration.models.pipeline import generate_videos
 
     def step_ended(_pipe: Any, step: int, _t: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         if on_step is not None:
@@ -199,15 +210,17 @@ def frames_of(
 
     tells = "callback_on_step_end" in inspect.signature(type(pipe).__call__).parameters
     names = ("height", "width", "num_frames", "steps", "guidance", "negative_prompt")
-    return generate_video(
-        pipe, prompt, settings.model, seed=seed, callback_on_step_end=step_ended if tells else None,
+    return generate_videos(
+        pipe, prompts, settings.model, seeds=seeds,
+        callback_on_step_end=step_ended if tells else None,
         **settings.pick(*names), **settings.arguments,
     )  # fmt: skip
 
 
-def warm_up(pipe: Any, runs: Iterable[Settings], prompt: str) -> None:
+def warm_up(pipe: Any, runs: Iterable[Settings], *prompts: str) -> None:
     """One step of every run at its size, one layer dense and the others sparse, and one decoding:
-    what is loaded, compiled and tuned at first use is in no time of a clip made after.
+    what is loaded, compiled and tuned at first use is in no time of a clip made after. Several
+    prompts are those of one call.
 
     Quietly, for there is nothing to say of so short a run. A book fits its own steps only; they are
     done up to the first that is sparse.
@@ -217,7 +230,7 @@ def warm_up(pipe: Any, runs: Iterable[Settings], prompt: str) -> None:
     try:
         for number, own in enumerate(runs):
             with contextlib.suppress(_Enough):
-                _begin_clip(pipe, own, prompt, decode=number == 0)
+                _begin_clips(pipe, own, prompts, decode=number == 0)
             pipe.maybe_free_model_hooks()  # as a pipeline does where it is not stopped
     finally:
         log.setLevel(level)
@@ -227,7 +240,7 @@ class _Enough(Exception):  # noqa: N818
     """A clip that nobody wants to see the end of."""
 
 
-def _begin_clip(pipe: Any, settings: Settings, prompt: str, decode: bool) -> None:
+def _begin_clips(pipe: Any, settings: Settings, prompts: Sequence[str], decode: bool) -> None:
     from jali.methods import Dense, Schedule
 
     method, short = None, settings
@@ -241,7 +254,7 @@ def _begin_clip(pipe: Any, settings: Settings, prompt: str, decode: bool) -> Non
             if not decode and (method is not None or handle.stats().sparse_cost is not None):
                 raise _Enough
 
-        frames_of(pipe, short, prompt, short.seed, stop)
+        clips_of(pipe, short, prompts, [short.seed] * len(prompts), stop)
 
 
 # The folder
@@ -277,6 +290,8 @@ class _Production:
         return run
 
     def _make_clip(self, handle: Handle, number: int, folder: Path) -> ClipRecord:
+        from jali.clips.clip import to_uint8
+
         prompt, seed, steps = self.prompts[number], self.settings.seed + number, self.settings.steps
 
         def tell(step: int) -> None:
@@ -289,49 +304,66 @@ class _Production:
         seconds = time.perf_counter() - start
         tell(steps or 0)
         stats = handle.stats()
-        clip = self._record(number, frames, seconds, stats)
+        clip = describe_clip(self.settings, number, prompt, frames, seconds, stats)
         if self.rank.writes:
-            _write_clip(folder, clip, frames, handle, stats)
+            write_clip(folder, clip, to_uint8(frames), sites_text(handle, stats))
         return clip
 
-    def _record(self, number: int, frames: Tensor, seconds: float, stats: Stats) -> ClipRecord:
-        from jali.integration.models.registry import model_card
 
-        card, name = model_card(self.settings.model), clip_name(number, self.prompts[number])
-        return ClipRecord(
-            name=name,
-            prompt=self.prompts[number],
-            seed=self.settings.seed + number,
-            fps=card.fps or 1,
-            frames=frames.shape[0],
-            height=frames.shape[1],
-            width=frames.shape[2],
-            video=f"{name}.mp4",
-            lossless=f"{name}.mkv",
-            sites=f"{name}.sites.json",
-            seconds=round(seconds, 4),
-            seconds_transformer=None if stats.seconds is None else round(stats.seconds, 4),
-            cost=round(stats.cost, 6),
-            sparse_cost=None if stats.sparse_cost is None else round(stats.sparse_cost, 6),
-            budget=self.settings.budget,
-            calls=stats.sums.calls,
-            sparse_calls=stats.sums.sparse_calls,
-            dense_reasons=stats.dense,
-            summary=stats.line(),
-            image=f"{name}.png" if card.image else None,
-        )
+def describe_clip(
+    settings: Settings,
+    number: int,
+    prompt: str,
+    frames: Tensor,
+    seconds: float,
+    stats: Stats,
+    together: int = 1,
+) -> ClipRecord:
+    """What a manifest says of clip `number`. Of several made `together` the stats are those of all,
+    and so are the seconds: each has its share of them."""
+    from jali.integration.models.registry import model_card
+
+    card, name = model_card(settings.model), clip_name(number, prompt)
+    inside = None if stats.seconds is None else round(stats.seconds / together, 4)
+    return ClipRecord(
+        name=name,
+        prompt=prompt,
+        seed=settings.seed + number,
+        fps=card.fps or 1,
+        frames=frames.shape[0],
+        height=frames.shape[1],
+        width=frames.shape[2],
+        video=f"{name}.mp4",
+        lossless=f"{name}.mkv",
+        sites=f"{name}.sites.json",
+        seconds=round(seconds / together, 4),
+        seconds_transformer=inside,
+        cost=round(stats.cost, 6),
+        sparse_cost=None if stats.sparse_cost is None else round(stats.sparse_cost, 6),
+        budget=settings.budget,
+        calls=stats.sums.calls,
+        sparse_calls=stats.sums.sparse_calls,
+        dense_reasons=stats.dense,
+        summary=stats.line(),
+        image=f"{name}.png" if card.image else None,
+    )
 
 
-def _write_clip(
-    folder: Path, clip: ClipRecord, frames: Tensor, handle: Handle, stats: Stats
-) -> None:
-    """Everything of a clip on disk; the manifest, which names it, comes after."""
-    from jali.clips.clip import to_uint8, write_lossless, write_mp4
+def sites_text(handle: Handle, stats: Stats) -> str:
+    """What `NAME.sites.json` says of the latest generation. Asked once: the plans are forgotten."""
     from jali.generation.call_record import PlanRecorder, record_text
 
-    remove_leftovers(folder, clip.name)
-    whole, watch = to_uint8(frames), handle.run.watch
+    watch = handle.run.watch
     plans = watch.plans() if isinstance(watch, PlanRecorder) else []
+    return record_text(handle.run, stats, plans)
+
+
+def write_clip(folder: Path, clip: ClipRecord, whole: Tensor, sites: str) -> None:
+    """Everything of a clip on disk, from its frames in uint8; the manifest, which names it, comes
+    after."""
+    from jali.clips.clip import write_lossless, write_mp4
+
+    remove_leftovers(folder, clip.name)
     write_lossless(folder / clip.lossless, whole, clip.fps)
     write_mp4(folder / clip.video, whole, clip.fps)
     if clip.image is not None:
@@ -339,7 +371,7 @@ def _write_clip(
 
         with files.whole_file(folder / clip.image) as temporary:
             Image.fromarray(whole[0].numpy()).save(temporary, format="png")
-    files.write_text(folder / clip.sites, record_text(handle.run, stats, plans))
+    files.write_text(folder / clip.sites, sites)
 
 
 def _warn_of_changes(

@@ -145,6 +145,37 @@ def generate_video(
     Raises:
         ValueError, TypeError: whatever the model or its pipeline cannot do, before any work.
     """
+    if not isinstance(prompt, str):
+        raise TypeError(f"prompt is one text (call once per prompt), got {prompt!r}")
+    clips = generate_videos(
+        pipe, (prompt,), model_name, seeds=(seed,), height=height, width=width,
+        num_frames=num_frames, steps=steps, guidance=guidance, guidance_2=guidance_2,
+        negative_prompt=negative_prompt, shift=shift, callback_on_step_end=callback_on_step_end,
+        **arguments,
+    )  # fmt: skip
+    return clips[0].cpu()
+
+
+@torch.no_grad()
+def generate_videos(
+    pipe: Any,
+    prompts: Sequence[str],
+    model_name: str | ModelCard,
+    *,
+    seeds: Sequence[int],
+    height: int | None = None,
+    width: int | None = None,
+    num_frames: int | None = None,
+    steps: int | None = None,
+    guidance: float | None = None,
+    guidance_2: float | None = None,
+    negative_prompt: str | None = None,
+    shift: float | None = None,
+    callback_on_step_end: Callable[..., Any] | None = None,
+    **arguments: Any,
+) -> Tensor:
+    """The frames of several prompts in one call of the pipeline, each with a seed of its own: fp32
+    [n, F, H, W, 3] in 0…1, where they were decoded. Everything else is `generate_video`'s."""
     card = model_card(model_name)
     _check_pipeline(card, pipe)
     steps = _either("steps", steps, "num_inference_steps", arguments)
@@ -156,13 +187,15 @@ def generate_video(
     frames = card.frames if num_frames is None else num_frames
     steps = card.steps if steps is None else steps
     check_size(strides_of(pipe, card), height, width, frames, card)
-    _check_values(prompt, steps, seed, guidance=guidance, guidance_2=guidance_2, shift=shift)
+    _check_values(steps, seeds, guidance=guidance, guidance_2=guidance_2, shift=shift)
+    dice = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    alone = len(prompts) == 1  # as everybody calls it, and as some pipelines must be called
     call = {
-        "prompt": prompt,
+        "prompt": prompts[0] if alone else list(prompts),
         "height": height,
         "width": width,
         "num_inference_steps": steps,
-        "generator": torch.Generator("cpu").manual_seed(seed),
+        "generator": dice[0] if alone else dice,
         "output_type": "pt",
         **({} if card.image else {"num_frames": frames}),
         **_guidance(card, guidance, guidance_2),
@@ -175,7 +208,7 @@ def generate_video(
         shift = card.shift.at(height, width) if _shift(pipe.scheduler) in card.shift else None
     with _use_shift(pipe.scheduler, shift), _use_guidance(pipe, card, guidance):
         output = pipe(**call, **arguments)
-    return _frames(output, card)
+    return _clips(output, card)
 
 
 # What a call may hold
@@ -197,12 +230,11 @@ def _either(name: str, value: Any, pipelines: str, arguments: dict[str, Any]) ->
     return other if value is None else value
 
 
-def _check_values(prompt: Any, steps: Any, seed: Any, **numbers: float | None) -> None:
-    if not isinstance(prompt, str):
-        raise TypeError(f"prompt is one text (call once per prompt), got {prompt!r}")
+def _check_values(steps: Any, seeds: Sequence[Any], **numbers: float | None) -> None:
     check_count("steps", steps)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be an int, got {seed!r}")
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed must be an int, got {seed!r}")
     for name, value in numbers.items():
         if value is not None:
             check_amount(name, value)
@@ -257,10 +289,10 @@ def _use_guidance(pipe: Any, card: ModelCard, scale: float | None) -> Iterator[N
         pipe.guider = own
 
 
-def _frames(output: Any, card: ModelCard) -> Tensor:
-    """[1, F, 3, H, W] or [1, 3, H, W] -> fp32 [F, H, W, 3] on the CPU."""
-    found: Tensor = output.images if card.image else output.frames[0]
-    return found.permute(0, 2, 3, 1).float().cpu().contiguous()
+def _clips(output: Any, card: ModelCard) -> Tensor:
+    """[n, F, 3, H, W], or of images [n, 3, H, W], as fp32 [n, F, H, W, 3]."""
+    found: Tensor = output.images[:, None] if card.image else output.frames
+    return found.permute(0, 1, 3, 4, 2).float().contiguous()
 
 
 # The flow shift
