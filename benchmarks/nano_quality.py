@@ -30,7 +30,8 @@ import jali
 from benchmarks.row_spec import CACHED, RowSpec, make, read_plan, read_rows
 from jali import load_pipeline, make_method, sparse_processor_mode
 from jali.error import InputError
-from jali.evaluation.quality.metric import perceptual_distance, psnr, ssim
+from jali.evaluation.arena.match import matched
+from jali.evaluation.arena.score import Scorer
 from jali.evaluation.quality.perceptual import Perceptual
 from jali.files import check_place, digest, file_digest, read_json, write_json
 from jali.integration.stats import CallSums
@@ -50,8 +51,6 @@ METHODS = (
 SCHEDULES = ("exponential", "esa", "linear")
 TOTALS = (0.4, 0.54, 0.3, 0.5, 0.2, 0.6)
 STEPS = (12, 30)
-CLOSE = 0.005  # of a total: what is nearer counts as reached
-TRIES = 3
 DECODED = 4  # clips at once
 SAME = ("device", "dtype", "weights", "world", "size", "guidance", "prompts")
 
@@ -161,16 +160,7 @@ class Metrics:
 
     def compare(self, sparse: Tensor, dense: Tensor) -> dict[str, Any]:
         """Means over clips, with every clip's own values. Frames [n, F, H, W, 3]."""
-        count = len(sparse)
-        a, b = sparse.flatten(0, 1), dense.flatten(0, 1)
-        # Frames that are the same would make a mean infinite.
-        found = {"psnr": psnr(a, b).clamp(max=100), "ssim": ssim(a, b)}
-        if self.network is not None:
-            found["lpips"] = perceptual_distance(self.network, a, b)
-        clips = {
-            name: [round(x, 5) for x in values.view(count, -1).mean(1).tolist()]
-            for name, values in found.items()
-        }
+        clips = Scorer(self.network).compare(sparse, dense)
         means = {name: statistics.fmean(values) for name, values in clips.items()}
         return means | {"judge": self.judge(sparse), "clips": clips}
 
@@ -180,42 +170,18 @@ class Metrics:
         return {name: found[name] for name in (*ASPECTS, *COUNTS)}
 
 
-def matched(studio: Studio, spec: RowSpec, method: Method) -> tuple[Made, list[list[float]]]:
-    """The run whose achieved total is nearest to the asked one, and [asked, achieved] of all tries,
-    the nearest first. ValueError where the schedule cannot have that total."""
-    tries: list[tuple[float, Made]] = []
-    ask = spec.total
-    while len(tries) < TRIES:
-        try:
-            spread = spec.spread(method, ask, studio.layers)
-        except ValueError:
-            if not tries:
-                raise
-            break  # a corrected total, past what the schedule can have
+def at_total(
+    studio: Studio, spec: RowSpec, method: Method
+) -> tuple[Made, list[tuple[float, float]]]:
+    """The run of a row nearest to its total, and what was asked and achieved."""
+
+    def make(ask: float) -> Made:
+        spread = spec.spread(method, ask, studio.layers)
         if isinstance(method, Cached):  # before the clock runs
             get_ready(method.book, spread, torch.device(studio.device))
-        tries.append((ask, studio.make(spec.steps, spread)))
-        if abs(tries[-1][1].cost - spec.total) <= CLOSE:
-            break
-        correction = corrected([(asked, made.cost) for asked, made in tries], spec.total)
-        if any(abs(correction - asked) < 1e-4 for asked, _ in tries):
-            break
-        ask = correction
-    tries.sort(key=lambda one: abs(one[1].cost - spec.total))
-    return tries[0][1], [[asked, made.cost] for asked, made in tries]
+        return studio.make(spec.steps, spread)
 
-
-def corrected(tries: Sequence[tuple[float, float]], total: float) -> float:
-    """What to ask for next, from (asked, achieved): the secant through the last two."""
-    asked, got = tries[-1]
-    slope = 1.0
-    if len(tries) > 1:
-        before, got_before = tries[-2]
-        if abs(got - got_before) < 1e-6:  # it cannot be had nearer
-            return before
-        # Costs come in whole blocks: a secant may be steep by chance.
-        slope = min(4.0, max(0.25, (asked - before) / (got - got_before)))
-    return min(1.0, max(0.005, asked + slope * (total - got)))
+    return matched(spec.total, make)
 
 
 class Benchmark:
@@ -280,7 +246,7 @@ class Benchmark:
         except ValueError as error:
             return row | {"unreachable": str(error)}
         dense = self.dense(spec.steps)
-        made, tries = matched(self.studio, spec, method)
+        made, tries = at_total(self.studio, spec, method)
         start = time.monotonic()
         found = self.metrics.compare(self.studio.frames(made.latents), dense)
         return row | {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import nano_quality
-from benchmarks.nano_quality import corrected, in_time, main
+from benchmarks.nano_quality import in_time, main
 from benchmarks.row_spec import parse_rows, read_rows
 from jali.error import InputError
 from jali.planning.curve import FLOOR
@@ -174,13 +174,6 @@ def test_a_line_may_have_many_rows_and_a_file_remarks() -> None:
 def test_a_row_that_cannot_be_is_refused_in_a_sentence(text: str, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         parse_rows(text)
-
-
-def test_what_is_asked_follows_the_secant() -> None:
-    assert corrected([(0.4, 0.45)], 0.4) == pytest.approx(0.35)
-    assert corrected([(0.4, 0.45), (0.35, 0.42)], 0.4) == pytest.approx(0.35 - 0.02 * 5 / 3)
-    assert corrected([(0.4, 0.468), (0.332, 0.468)], 0.4) == 0.4  # asked already: no more tries
-    assert corrected([(0.9, 0.5)], 0.8) == 1.0
 
 
 def test_no_row_is_begun_that_would_end_too_late(

@@ -27,6 +27,16 @@ def methods(incomplete: str) -> list[str]:
     return _of((*name.method_names(), "cached"), incomplete)
 
 
+def registered(incomplete: str) -> list[str]:
+    """Methods without `cached`, which is none by itself."""
+    return _of(name.method_names(), incomplete)
+
+
+def contestants(incomplete: str) -> list[str]:
+    """What an arena takes."""
+    return _of(("all", *name.method_names()[1:]), incomplete)
+
+
 def backends(incomplete: str) -> list[str]:
     return _of(name.backend_names(), incomplete)
 

@@ -218,7 +218,7 @@ def _show_tensors(
 
 def _method_table(found: MethodComparison) -> Table:
     from jali.evaluation.demo.tensors import HEADINGS
-    from jali.evaluation.inspection.judge import CONTROLS
+    from jali.name import CONTROLS
 
     return make_table(
         HEADINGS,

@@ -185,7 +185,8 @@ def _show(found: list[JudgedCall], folder: Path, written: list[str]) -> None:
 
 
 def _table(judged: JudgedCall, order: list[str], dear: Collection[str]) -> Table:
-    from jali.evaluation.inspection.judge import CONTROLS, MethodScore
+    from jali.evaluation.inspection.judge import MethodScore
+    from jali.name import CONTROLS
 
     def remark(score: MethodScore) -> str:
         if score.method in dear:

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from jali.cli import (
+    arena,
     bench,
     book,
     calibrate,
@@ -20,6 +21,7 @@ from jali.cli import (
     export,
     generate,
     inspect,
+    methods,
     presets,
 )
 from jali.cli.exits import INTERRUPTED, short_usage_errors
@@ -94,6 +96,8 @@ for group, text in (
 ):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2], short_help=text)
 add(inspect.inspect, "Which method suits a model.", inspect.EXAMPLES)
+add(arena.arena, "All methods on finished clips, at equal work.", arena.EXAMPLES)
+add(methods.methods, "Every method in one line.", methods.EXAMPLES)
 add(presets.presets, "Methods that have a name.", presets.EXAMPLES)
 add(doctor.doctor, "What runs here, why not the rest, what to expect.", doctor.EXAMPLES)
 

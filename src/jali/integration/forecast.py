@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+SLOWER = "sparse is not expected to be faster"  # how the warning begins
+
 
 @functools.lru_cache(maxsize=1)
 def constants() -> dict[str, Any]:

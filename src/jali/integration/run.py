@@ -312,7 +312,7 @@ class Run:
         at = f"{S} tokens on {q.device.type} ({faster:.2f}× per attention call, by the cost model)"
         if self.when == "auto":
             return f"sparse would not be faster at {at}"
-        self._tell(f"sparse is not expected to be faster at {at}")
+        self._tell(f"{forecast.SLOWER} at {at}")
         return None
 
     def _across(self, ranks: Ranks) -> Method:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from jali.evaluation.arena.pareto import is_on_front
 from jali.evaluation.bench.machine import machine
 from jali.files import UnreadableError, check_place, read_json, write_json
 from jali.generation import RunFolder, Settings, Tick, produce
@@ -152,13 +153,10 @@ def _mark_best(rows: Sequence[PipelineRow]) -> list[PipelineRow]:
     # Frames that are the same have no PSNR, for it is infinite.
     found = {r.label: (-r.seconds, r.quality.get("psnr", math.inf)) for r in rows if r.quality}
 
-    def is_best(row: PipelineRow) -> bool:
-        own = found.get(row.label)
-        return own is not None and not any(
-            other != own and other[0] >= own[0] and other[1] >= own[1] for other in found.values()
-        )
-
-    return [replace(row, best=is_best(row)) for row in rows]
+    return [
+        replace(row, best=row.label in found and is_on_front(found[row.label], found.values()))
+        for row in rows
+    ]
 
 
 def result(

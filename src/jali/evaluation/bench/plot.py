@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jali.evaluation.arena.pareto import Line, draw_pareto, save
 from jali.evaluation.bench.pipeline import DENSE, PipelineRow
-from jali.evaluation.inspection.judge import CONTROLS
-from jali.evaluation.inspection.plan_picture import FAINT, INK
-from jali.files import make_folder, whole_file
+from jali.name import CONTROLS
 
 if TYPE_CHECKING:
     from jali.evaluation.bench.kernel import KernelRow
 
 BACKENDS = {"fa4": "#0b7285", "triton": "#e8590c", "flex": "#868e96", "torch": "#adb5bd"}
-COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1971c2", "#868e96", "#f08c00")
 WORDS = {"psnr": "PSNR against dense, dB", "ssim": "SSIM against dense"}
 
 
@@ -45,66 +43,24 @@ def plot_speedups(rows: Sequence[KernelRow], path: Path, whole: bool = False) ->
         if number == 0:
             axes.set_ylabel("speed-up over the fastest dense kernel")
             axes.legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_pareto(rows: Sequence[PipelineRow], path: Path, title: str, metric: str = "psnr") -> None:
     """A line for every method, and the front that none of them beats. The file's ending decides
     its format."""
-    from matplotlib.figure import Figure
-
     found = [row for row in rows if row.label != DENSE and metric in row.quality]
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    axes: Any = figure.add_subplot()
-    for number, method in enumerate(dict.fromkeys(row.method for row in found)):
+    lines = []
+    for method in dict.fromkeys(row.method for row in found):
         own = sorted((r for r in found if r.method == method), key=lambda r: r.speedup)
-        control = method in CONTROLS
-        colour = FAINT if control else COLOURS[number % len(COLOURS)]
-        axes.plot(
-            [row.speedup for row in own], [row.quality[metric] for row in own],
-            "o:" if control else "o-", markersize=5, color=colour, label=method,
-        )  # fmt: skip
-    front = sorted((r for r in found if r.best), key=lambda r: r.speedup)
-    if len(front) > 1 and metric == "psnr":
-        axes.plot(
-            [r.speedup for r in front], [r.quality[metric] for r in front], color="#ffd43b",
-            linewidth=7, alpha=0.45, zorder=0, label="best", solid_capstyle="round",
-        )  # fmt: skip
-    axes.axvline(1, color="#dee2e6", linewidth=1, zorder=0)
-    axes.set_title(title, fontsize=10, color=INK, loc="left")
-    axes.set_xlabel("speed-up of a whole clip over dense in the same run; labels are budgets")
-    axes.set_ylabel(WORDS.get(metric, metric))
-    if found:
-        axes.legend(frameon=False, fontsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    names = [row.label if row.budget is None else f"{row.budget:g}" for row in found]
-    _label(axes, names, [(row.speedup, row.quality[metric]) for row in found])
-    _save(figure, path)
-
-
-# Around a point, in points: upwards right, down, left; the first that is free.
-_PLACES = (((5, 3), "left"), ((5, -9), "left"), ((-5, 3), "right"), ((-5, -9), "right"))
-
-
-def _label(axes: Any, names: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
-    """Words beside points; a word that would lie over another one is left out."""
-    axes.figure.draw_without_rendering()  # only then is it known where things are
-    legend = axes.get_legend()
-    taken = [] if legend is None else [legend.get_window_extent()]
-    for name, point in zip(names, points, strict=True):
-        for offset, side in _PLACES:
-            word = axes.annotate(
-                name, point, offset, textcoords="offset points", fontsize=7, color=FAINT, ha=side,
-            )  # fmt: skip
-            box = word.get_window_extent()
-            if not any(box.overlaps(other) for other in taken):
-                taken.append(box)
-                break
-            word.remove()
-
-
-def _save(figure: Any, path: Path) -> None:
-    make_folder(path.parent)
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:] or "png", dpi=150)
+        lines.append(
+            Line(
+                method,
+                [(row.speedup, row.quality[metric]) for row in own],
+                [row.label if row.budget is None else f"{row.budget:g}" for row in own],
+                control=method in CONTROLS,
+            )
+        )
+    best = [(r.speedup, r.quality[metric]) for r in found if r.best and metric == "psnr"]
+    across = "speed-up of a whole clip over dense in the same run; labels are budgets"
+    draw_pareto(lines, best, path, title, (across, WORDS.get(metric, metric)), mark=1)

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from jali.attend import Attended, attend
 from jali.backends import BACKENDS
 from jali.evaluation.demo.heads import MadeUpHeads
-from jali.evaluation.inspection.judge import CONTROLS
 from jali.methods import METHODS, Dense
+from jali.name import CONTROLS
 from jali.planning.plan import BlockPlan
 from jali.value import check_share
 from jali.version import __version__

@@ -18,7 +18,6 @@ from jali.planning.cost import read_sizes
 from jali.planning.plan import BlockPlan
 from jali.planning.tables import Tables
 
-CONTROLS = ("random", "local")
 ROWS = 64  # sampled queries; every head of every method is judged on the same ones
 SEARCHES, CLOSE, FAR = 8, 0.02, 0.15
 # Pairs of a row and a key that are looked at to know what a call could have: seconds.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jali.evaluation.inspection.judge import CONTROLS, JudgedCall, exact_map, ranking, too_costly
+from jali.evaluation.inspection.judge import JudgedCall, exact_map, ranking, too_costly
 from jali.evaluation.inspection.plan_picture import FAINT, INK, LINE, bare, draw_block_map
+from jali.name import CONTROLS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from jali.evaluation.inspection.judge import CONTROLS, JudgedCall, ranking, too_costly
+from jali.evaluation.inspection.judge import JudgedCall, ranking, too_costly
 from jali.evaluation.quality.interval import interval
+from jali.name import CONTROLS
 
 
 @dataclass(frozen=True)
