@@ -15,6 +15,9 @@ from jali.name import _METHODS
 PROPOSED = [
     ("gen", ["generate"]),
     ("bench ", ["kernel", "pipeline"]),
+    ("methods ent", ["entropy"]),
+    ("arena --methods rd,a", ["rd,all", "rd,ada_bsa"]),
+    ("arena --schedule graded,l", ["graded,linear"]),
     ("generate --meth", ["--method"]),
     ("generate --method ", [*_METHODS, "cached"]),
     ("generate --model wan-", ["wan-t2v-1.3b", "wan-t2v-14b"]),

@@ -28,6 +28,7 @@ SHRUNK = {
     "calibrate": SIZE,
     "inspect": (*SIZE, TEXT),
     "bench pipeline": (*SIZE, TEXT),
+    "arena": (*SIZE, TEXT, "--totals=0.9"),
 }
 LINES = [(block, line) for page in PAGES for block in shell(page) for line in block.commands]
 

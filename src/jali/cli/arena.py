@@ -90,22 +90,40 @@ def arena(
     Prompts are the outer loop and every row is kept as it is made: whatever cuts a run, the methods
     are compared on the same prompts, and the same command goes on.
     """
-    begun = time.monotonic()
     from jali.generation.prompts import select_prompts
 
     with input_errors():
-        from jali.evaluation.arena.row import read_schedules, split_methods
         from jali.evaluation.arena.size import usual_size
 
         settings, usual, few = usual_size(settings, quick)
         shares = usual if totals is None else read_budgets(totals, "--totals")
-        words, shapes = split_methods(methods, "--methods"), read_schedules(schedule, "--schedule")
         texts = select_prompts(settings.model, prompt, prompts, num_prompts, shipped=few)
-        check_folder(output, "--output")
-        _check_totals(settings, shapes, shares)
+    compare(settings, output, shares, methods, schedule, texts, batch, minutes, as_json)
+
+
+def compare(
+    settings: Settings,
+    output: Path,
+    totals: Sequence[float],
+    methods: str,
+    schedule: str,
+    prompts: Sequence[str],
+    batch: int,
+    minutes: float | None,
+    as_json: bool,
+    flag: str = "--output",
+) -> None:
+    """The arena of a command: checked before torch is loaded, played, and shown."""
+    begun = time.monotonic()
+    with input_errors():
+        from jali.evaluation.arena.row import read_schedules, split_methods
+
+        words, shapes = split_methods(methods, "--methods"), read_schedules(schedule, "--schedule")
+        check_folder(output, flag)
+        _check_totals(settings, shapes, totals)
         from jali.evaluation.arena.run import play, prepare
 
-        plan = prepare(settings, output, words, shares, shapes, texts, batch)
+        plan = prepare(settings, output, words, totals, shapes, prompts, batch)
     quiet_libraries()
     with job_errors(), progress_bar(quiet=as_json, log=True) as tell:
         from jali.generation.produce import load

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from jali.cli import completion
+from jali.cli.arena import compare
 from jali.cli.exits import input_errors, job_errors
 from jali.cli.old_names import OldNames
 from jali.cli.options import (
@@ -30,7 +31,7 @@ from jali.cli.output import can_draw, make_table, number, print_json, progress_b
 from jali.cli.quiet import quiet_libraries
 from jali.device import check_device
 from jali.generation.settings import Settings
-from jali.name import backend_names, method_names, preset_names
+from jali.name import backend_names, method_names, preset_names, resolve_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,6 +148,13 @@ def pipeline(
         ),
     ] = METHODS,
     budgets: Annotated[str, typer.Option(help="Asked budgets, comma-separated.")] = BUDGETS,
+    totals: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of budgets, equal achieved shares of all work: as jali arena.",
+            show_default=False,
+        ),
+    ] = None,
     masks: Annotated[Path | None, typer.Option(help="A calibrated MaskBook: cached too.")] = None,
     prompt: Prompts = None,
     prompts: PromptFile = None,
@@ -172,6 +180,19 @@ def pipeline(
     from jali.files import read_json
     from jali.generation.prompts import select_prompts
 
+    if totals is not None:
+        with input_errors():
+            for flag, other in (("--masks", masks), ("--warmup-frac", settings.warmup_frac)):
+                if other is not None:
+                    raise ValueError(f"{flag} does not go with --totals; leave one of them out")
+            texts = select_prompts(settings.model, prompt, prompts, num_prompts, shipped=2)
+            shares = read_budgets(totals, "--totals")
+            folder = output_dir or Path("outputs") / f"arena-{resolve_model(settings.model)}"
+        compare(
+            settings, folder, shares, methods.replace("-", "_"), "graded", texts, 1, None, as_json,
+            "--output-dir",
+        )  # fmt: skip
+        return
     with input_errors():
         known = (*method_names(), *preset_names(settings.model))
         asked = read_names(methods.replace("-", "_"), known, "method or preset", "--methods")

@@ -37,7 +37,7 @@ class Commands(TyperGroup):
         for param in self.get_params(ctx):
             shorten_help(param)
             if param.name == "install_completion":
-                param.help = "Complete words with Tab from now on, in this shell."  # type: ignore[attr-defined]
+                param.help = "Complete words with Tab, in this shell."  # type: ignore[attr-defined]
             elif param.name == "show_completion":
                 param.hidden = True  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)

@@ -217,7 +217,7 @@ def clips_of(
     )  # fmt: skip
 
 
-def warm_up(pipe: Any, runs: Iterable[Settings], *prompts: str) -> None:
+def warm_up(pipe: Any, runs: Iterable[Settings], *prompts: str, decode: bool = True) -> None:
     """One step of every run at its size, one layer dense and the others sparse, and one decoding:
     what is loaded, compiled and tuned at first use is in no time of a clip made after. Several
     prompts are those of one call.
@@ -230,7 +230,7 @@ def warm_up(pipe: Any, runs: Iterable[Settings], *prompts: str) -> None:
     try:
         for number, own in enumerate(runs):
             with contextlib.suppress(_Enough):
-                _begin_clips(pipe, own, prompts, decode=number == 0)
+                _begin_clips(pipe, own, prompts, decode=decode and number == 0)
             pipe.maybe_free_model_hooks()  # as a pipeline does where it is not stopped
     finally:
         log.setLevel(level)

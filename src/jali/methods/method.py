@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -66,6 +67,10 @@ class Method(abc.ABC):
     needs_values: ClassVar[bool] = False
     keeps_tables: ClassVar[bool] = False  # what it looked at once may serve several calls
     orders_heads: ClassVar[bool] = False  # every head has an order of its own, made from q and k
+    # What stays dense where its authors run it, as arguments of `Schedule`; this is ESA's.
+    own_schedule: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"dense_steps": 0.2, "dense_layers": (0,)}
+    )
 
     @property
     def ratios(self) -> tuple[int, ...]:

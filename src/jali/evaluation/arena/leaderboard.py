@@ -52,8 +52,15 @@ class Standing:
 
     @property
     def loses(self) -> bool:
-        """Whether it is no better than a control."""
-        return self.ahead is not None and self.ahead.mean is not None and self.ahead.mean <= 0
+        """Whether a control is better, as far as the clips can tell."""
+        if self.ahead is None or self.ahead.mean is None:
+            return False
+        return self.ahead.mean < 0 and (self.ahead.low is None or _certain(self.ahead))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not told apart from the better control."""
+        return self.ahead is not None and self.ahead.low is not None and not _certain(self.ahead)
 
     @property
     def is_off(self) -> bool:
@@ -66,7 +73,9 @@ class Standing:
         return self.row.total is None or self.achieved <= self.row.total + CLOSE
 
     def to_dict(self) -> dict[str, Any]:
-        said = asdict(self) | {"tied": self.is_tied, "loses": self.loses, "off": self.is_off}
+        said = asdict(self) | {
+            "tied": self.is_tied, "loses": self.loses, "open": self.is_open, "off": self.is_off,
+        }  # fmt: skip
         own = {"method": self.row.label, "schedule": self.row.spread, "total": self.row.total}
         return own | {name: value for name, value in said.items() if name != "row"}
 
@@ -122,16 +131,15 @@ class Board:
         control, said = self.control, []
         if control is None:
             return [f"{at} there is no control that did no more, so nothing is said of any."]
-        others = [s for s in self.standings if s.ahead is not None]
-        behind = [f"{s.row.label} ({differs(s.ahead)} dB)" for s in others if s.loses]
-        if behind:
-            said.append(f"{at} these lose to the control {control.row.label}: {', '.join(behind)}.")
-        open_ = [s for s in others if not s.loses and s.ahead and not _certain(s.ahead)]
-        if open_ and self.tells_apart:
-            names = ", ".join(s.row.label for s in open_)
-            said.append(f"{at} these are not told apart from {control.row.label}: {names}.")
-        if not behind and others:
-            said.append(f"{at} no method loses to a control.")
+        for words, chosen in (
+            ("lose to the control", [s for s in self.standings if s.loses]),
+            ("are not told apart from the control", [s for s in self.standings if s.is_open]),
+        ):
+            names = ", ".join(f"{s.row.label} ({differs(s.ahead)} dB)" for s in chosen)
+            if chosen:
+                said.append(f"{at} these {words} {control.row.label}: {names}.")
+        if not said:
+            said.append(f"{at} every method beats both controls.")
         return said
 
 
@@ -216,17 +224,19 @@ def differs(found: Interval | None) -> str:
 
 
 def plus_minus(found: Interval | None, digits: int) -> str:
-    """A mean and half of its interval; of too few values their range."""
+    """A mean, and behind it how far it can be trusted."""
     if found is None or found.mean is None:
         return ""
-    ends = [found.mean, found.mean]
-    if found.values:
-        ends = [min(found.values), max(found.values)]
-    low, high = (f"{end:.{digits}f}" for end in ends)
-    spread = "" if low == high else f" ({low} – {high})"
-    if found.high is not None:
-        spread = f" ± {found.high - found.mean:.{digits}f}"
-    return f"{found.mean:.{digits}f}{spread}"
+    return f"{found.mean:.{digits}f} {spread(found, digits)}".rstrip()
+
+
+def spread(found: Interval, digits: int) -> str:
+    """Half of the interval; of too few values their range, where they are not the same."""
+    if found.high is not None and found.mean is not None:
+        return f"± {found.high - found.mean:.{digits}f}"
+    ends = (min(found.values), max(found.values)) if found.values else ()
+    said = dict.fromkeys(f"{end:.{digits}f}" for end in ends)
+    return " – ".join(said) if len(said) > 1 else ""
 
 
 def _certain(found: Interval) -> bool:

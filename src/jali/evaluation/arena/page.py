@@ -14,7 +14,7 @@ from jali.evaluation.arena.leaderboard import (
     Leaderboard,
     Standing,
     differs,
-    plus_minus,
+    spread,
 )
 from jali.evaluation.arena.record import DENSE
 from jali.evaluation.arena.studio import film_of
@@ -44,7 +44,7 @@ def render_page(board: Leaderboard, folder: Path, picture: Path | None = None) -
         picture=None if picture is None else base64.b64encode(picture.read_bytes()).decode(),
         films=films,
         data=_data(board, shown, films),
-        mean=plus_minus,
+        spread=spread,
         digits=DIGITS,
         differs=differs,
         marks=marks,
@@ -126,7 +126,9 @@ def marks(board: Board, standing: Standing) -> list[str]:
         said.append(f"cost {standing.achieved:.3f}, not {board.total:g}")
     if standing.loses and board.control is not None:
         said.append(f"loses to {board.control.row.label}")
-    elif standing.is_tied and board.tells_apart:
+    if standing.is_open and board.control is not None:
+        said.append(f"not told apart from {board.control.row.label}")
+    if standing.is_tied and board.tells_apart:
         said.append("not told apart from the first")
     if standing.row.is_control:
         said.append("control")

@@ -131,15 +131,9 @@ class Row:
 
         method = self.method.make()
         if self.schedule is None:
-            return Schedule(method, **published_schedule(method))
+            return Schedule(method, **method.own_schedule)
         assert asked is not None
         return self.schedule.over(method, asked)
-
-
-def published_schedule(method: Method) -> dict[str, Any]:
-    """What stays dense where its authors run a method: its own word, or ESA's."""
-    own = getattr(method, "own_schedule", None)
-    return dict(own) if own else {"dense_steps": WARMUP, "dense_layers": (0,)}
 
 
 def make_rows(
@@ -147,13 +141,14 @@ def make_rows(
 ) -> list[Row]:
     """Every method and both controls, on every schedule at every total; then, as published, those
     that have no budget of their own."""
-    controls = [MethodSpec(name) for name in CONTROLS]
+    named = {method.name for method in methods}  # a control may come with options
+    controls = [MethodSpec(name) for name in CONTROLS if name not in named]
     several = list(dict.fromkeys([*methods, *controls]))
     rows = [
         Row(method, schedule, total)
         for schedule, total, method in itertools.product(schedules, totals, several)
     ]
-    own = [m for m in several if m.name not in CONTROLS and m.make().mean_budget is None]
+    own = [m for m in several if m.name not in CONTROLS and m.make().mean_budget in (None, 1)]
     return rows + [Row(method, None, None) for method in own]
 
 

@@ -240,10 +240,13 @@ class _Game:
     def _warm_up(self, rows: Sequence[Row]) -> None:
         """What is loaded and compiled once is in no row's seconds."""
         self.tell("warming up", 0, self.all)
-        by_method = {row.label: row for row in rows}
-        own = [self.plan.settings(row, row.total, self.pipe) for row in by_method.values()]
-        first = self.studio.some(self.results.group(0))
-        warm_up(self.pipe, [self.plan.dense, *own], *first)
+        prompts = self.studio.some(self.results.group(0))
+        warm_up(self.pipe, [self.plan.dense], *prompts)
+        for row in {row.label: row for row in rows}.values():
+            # One that fails here will do so again, where it is told.
+            with contextlib.suppress(Exception):
+                own = self.plan.settings(row, row.total, self.pipe)
+                warm_up(self.pipe, [own], *prompts, decode=False)
 
     def _group(self, first: int, rows: Sequence[Row], scorer: Scorer) -> bool:
         """All rows of a group, between two dense runs; False where the time is over."""
