@@ -13,19 +13,10 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 for package in ("diffusers", "av", "jinja2"):
     pytest.importorskip(package)
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+for folder in ("arena", "integration"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 
-MODEL = "wan-t2v-1.3b"
-# 3×4×4 tokens in 6 × 24 blocks, so that a total can be met.
-SMALL: dict[str, Any] = {
-    "height": 64, "width": 64, "num_frames": 9, "steps": 3, "device": "cpu",
-    "arguments": {"max_sequence_length": 16},
-}  # fmt: skip
-BLOCKS = ":q_block=8,k_block=2"
-METHODS = (
-    f"entropy{BLOCKS}", f"sol{BLOCKS},tail=False", f"random{BLOCKS}", f"local{BLOCKS}",
-)  # fmt: skip
-PROMPTS = ("a red ball", "a blue cube", "a green cone")
+from tiny_arena import METHODS, MODEL, PROMPTS, SMALL  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_arena import BLOCKS, METHODS, PROMPTS
 
-from conftest import BLOCKS, METHODS, PROMPTS
 from jali.error import InputError
 from jali.evaluation.arena.leaderboard import Leaderboard
 from jali.evaluation.arena.record import Results, read_results

@@ -1,0 +1,17 @@
+"""What the arena of these tests is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MODEL = "wan-t2v-1.3b"
+# 3×4×4 tokens in 6 × 24 blocks, so that a total can be met.
+SMALL: dict[str, Any] = {
+    "height": 64, "width": 64, "num_frames": 9, "steps": 3, "device": "cpu",
+    "arguments": {"max_sequence_length": 16},
+}  # fmt: skip
+BLOCKS = ":q_block=8,k_block=2"
+METHODS = (
+    f"entropy{BLOCKS}", f"sol{BLOCKS},tail=False", f"random{BLOCKS}", f"local{BLOCKS}",
+)  # fmt: skip
+PROMPTS = ("a red ball", "a blue cube", "a green cone")
