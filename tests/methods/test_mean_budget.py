@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from jali import AdaBsa, Budget, Dense, Draft, Entropy, Mass, Psa, RfV2, Schedule, Sol, Sparge
+from jali.integration.choice import chosen_method
 from jali.methods import Local, Method, Random
 
 
@@ -36,3 +39,25 @@ from jali.methods import Local, Method, Random
 )
 def test_the_asked_share(method: Method, share: float | None) -> None:
     assert method.mean_budget == (None if share is None else pytest.approx(share))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "method"),
+    [
+        ("sol", {"tau": 1.3}, Sol(1.3)),
+        ("sol", {}, Sol()),
+        ("sparge", {"topk": 0.4}, Sparge(topk=0.4)),
+        ("sparge", {"cdfthreshd": 0.9}, Sparge(cdfthreshd=0.9)),
+        ("draft", {"sparsity_ratio": 0.75}, Draft(0.75)),
+        ("draft", {}, Draft(0.5)),
+        ("mass", {"theta": 0.95}, Mass(0.95)),
+        ("entropy", {}, Entropy(Budget(0.5))),
+        ("rf_v2", {"sparsity": 0.8}, RfV2(0.8)),
+    ],
+)
+def test_a_method_by_name_keeps_what_was_said_of_it(
+    name: str, options: dict[str, Any], method: Method
+) -> None:
+    asked = chosen_method(name, None, None, None, None, options)
+    assert asked.base == method
+    assert chosen_method(name, 0.3, None, None, None, {}).base.mean_budget == pytest.approx(0.3)

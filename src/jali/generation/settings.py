@@ -120,7 +120,7 @@ class Settings:
         flag="--option")
     budget: float | None = setting(
         float, None, ATTENTION, "Asked share of dense attention's work.",
-        shown="0.5, or the preset's",
+        shown="0.5, or the preset's or method's own",
         rule="a number above 0 and at most 1", least=math.ulp(0.0), most=1)
     total: float | None = setting(
         float, None, ATTENTION, "Asked share of all attention work of the run; or a budget.",

@@ -29,9 +29,10 @@ def chosen_method(
     by_name = isinstance(asked, str) and asked in METHODS
     if by_name:
         method = make_method(asked, **options)
-        own = {"budget", "sparsity", "mask_ratios", "price"} & set(options)
-        if budget is None and total is None and not own:
-            budget = None if isinstance(method, Dense) else BUDGET
+        said = {"budget", "sparsity", "sparsity_ratio", "mask_ratios", "price"} & set(options)
+        own = getattr(method, "budget", BUDGET) is None  # a threshold or a pattern of its own
+        if budget is None and total is None and not (said or own or isinstance(method, Dense)):
+            budget = BUDGET
         warmup, first_layer = usual_schedule(warmup, first_layer, total, curve)
     else:
         asked = preset_for(asked, model) if isinstance(asked, str) else asked

@@ -84,8 +84,8 @@ def apply_sparse_attention(
     Args:
         target: a diffusers pipeline, or its transformer.
         method: a method's name (`options` are its own), a `Method`, a preset's name or a `Preset`.
-        mean_budget: asked share of the work; 0.5 for a method by name, else what the method or
-            preset says.
+        mean_budget: asked share of the work; 0.5 for a method by name that has no threshold or
+            pattern of its own, else what the method or preset says.
         backend: "auto", or a name, which never falls back.
         warmup_frac: dense first steps, a share (float) or a count (int); 0.2 for a method by name.
             A `Method` or preset brings its own schedule, unless this is given.
