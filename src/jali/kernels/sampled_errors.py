@@ -46,74 +46,161 @@ _NEGATIVE = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _rows_of(base, first, count, stride, d, D: tl.constexpr, R: tl.constexpr):
-    """R rows from `first` on, zeros behind the first `count`."""
+def _rows_of(base, first, count, stride, column, columns, R: tl.constexpr):
+    """R rows from `first` on, zeros behind the first `count` and behind the last column."""
     row = tl.arange(0, R)
-    at = base + (first + row).to(tl.int64)[:, None] * stride + d[None, :]
-    return tl.load(at, mask=(row < count)[:, None] & (d < D)[None, :], other=0.0)
+    at = base + (first + row).to(tl.int64)[:, None] * stride + column[None, :]
+    return tl.load(at, mask=(row < count)[:, None] & (column < columns)[None, :], other=0.0)
 
 
 @triton.jit
-def _pooled_change(
-    skipped, sample, out, lse, pooled, matrix, bias, first, values_at, d, scale,
-    D: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr,
-    MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+def _weights(
+    sample, lse, pooled, matrix, bias, row, d, scale,
+    D: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, MATRIX: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of reading G means, which begin at the row `first` of the pooled keys."""
+    """What G means weigh, negative, and their sum. Tiles have at least sixteen rows."""
     if MATRIX:
-        mean = matrix.load([first, 0])
-        value = matrix.load([first + values_at, 0])
+        mean = matrix.load([row, 0])
     else:
-        mean = _rows_of(pooled, first, G, D, d, D, G_PAD)
-        value = _rows_of(pooled, first + values_at, G, D, d, D, G_PAD)
-    g = tl.arange(0, G_PAD)
+        mean = _rows_of(pooled, row, G, D, d, D, G_PAD if G_PAD > 16 else 16)
+    g = tl.arange(0, G_PAD if G_PAD > 16 else 16)
     count = tl.load(bias + g, mask=g < G, other=float("-inf"))  # log2 of real keys
     logits = tl.dot(sample, tl.trans(mean), input_precision=PRECISION) * scale
     weight = tl.exp2(logits + count[None, :] - lse[:, None])
-    rest = tl.dot((-weight).to(value.dtype), value, acc=skipped, input_precision=PRECISION)
-    return rest + tl.sum(weight, 1)[:, None] * out
+    return (-weight).to(mean.dtype), tl.sum(weight, 1)
 
 
 @triton.jit
-def _change(
-    skipped, sample, out, lse, pooled, matrix2, matrix4, matrix8, bias, k_mean, v_mean, here, block,
-    first_row, values_at, start2, start4, start8, d, scale,
-    D: tl.constexpr, K_BLOCK: tl.constexpr, KEYS: tl.constexpr,
-    RATIO: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+def _pooled_error(
+    skipped, out, weight, mass, pooled, matrix, row, column, first_column,
+    D: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, MATRIX: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What reading a block at a level does to the output, from what skipping it does."""
-    if RATIO == 0:
-        change = skipped
-    elif RATIO == _MEAN:
-        # One mean among sixteen rows: a product of tensor cores needs no fp32 copy of the samples.
-        mean = _rows_of(k_mean, 0, 1, D, d, D, 16).to(sample.dtype)
-        logits = tl.dot(sample, tl.trans(mean), input_precision=PRECISION)
-        logit = tl.sum(logits, 1) * scale  # of the others it is 0
-        value = tl.load(v_mean + d, mask=d < D, other=0.0)
-        count = tl.where(here > 0, tl.log2(tl.maximum(here, 1).to(tl.float32)), _NEGATIVE)
-        share = tl.exp2(logit + count - lse)
-        change = skipped - share[:, None] * (value[None, :] - out)
+    """The squared change in some columns if G means are read, from that of skipping the block."""
+    if MATRIX:
+        value = matrix.load([row, first_column])
     else:
-        matrix = matrix2 if RATIO == 2 else matrix4 if RATIO == 4 else matrix8
-        start = start2 if RATIO == 2 else start4 if RATIO == 4 else start8
-        row = start + block * (K_BLOCK // RATIO)
-        change = _pooled_change(
-            skipped, sample, out, lse, pooled, matrix, bias + row, first_row + row, values_at, d,
-            scale, D, K_BLOCK // RATIO, KEYS // RATIO if KEYS // RATIO > 16 else 16,
-            MATRIX, PRECISION,
-        )  # fmt: skip
-    return change
+        value = _rows_of(pooled, row, G, D, column, D, G_PAD if G_PAD > 16 else 16)
+    change = tl.dot(weight, value, acc=skipped, input_precision=PRECISION) + mass[:, None] * out
+    return tl.sum(change * change, 1)
 
 
 @triton.jit
-def _mean_error(change, counted, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr):
-    """Squared changes, their mean over the samples of a block that count and are numbers."""
-    error = tl.sum(change * change, 1)
+def _store_mean(
+    into, error, counted, there, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr
+):  # fmt: skip
+    """The mean over the samples of a block that count and are numbers."""
     usable = counted & (error == error)
     error = tl.where(usable, error, 0.0)
     sums = tl.sum(tl.reshape(error, [ROWS // PER_BLOCK, PER_BLOCK]), 1)
     number = tl.sum(tl.reshape(usable.to(tl.float32), [ROWS // PER_BLOCK, PER_BLOCK]), 1)
-    return sums / tl.maximum(number, 1.0)
+    tl.store(into, sums / tl.maximum(number, 1.0), mask=there)
+
+
+@triton.jit
+def _block_errors(
+    into, sample, lse, outs, first, left, counted, there, k_head, v_head, k_s, v_s,
+    k_matrix, v_matrix, k_row, v_row, k_column, v_column,
+    pooled, keys2, keys4, keys8, values2, values4, values8, pool_row, values_at, bias,
+    start2, start4, start8,
+    k_mean, v_mean, j, here, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    PER_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, KEYS: tl.constexpr, HAS2: tl.constexpr,
+    HAS4: tl.constexpr, HAS8: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_SKIP: tl.constexpr,
+    MATRIX: tl.constexpr,  # read means through descriptors
+    WHOLE: tl.constexpr,  # and keys and values, of which none is missing
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Errors of the levels of one key block, of which the first `here` keys are real.
+
+    Weights of all levels come first; then the output's columns in parts, so that the changes of
+    some rows at several levels fit the registers.
+    """
+    d = tl.arange(0, D_PAD)
+    key = tl.arange(0, KEYS)
+    if WHOLE:
+        tile = k_matrix.load([k_row + j * K_BLOCK, k_column])
+        logits = tl.dot(sample, tl.trans(tile), input_precision=PRECISION) * scale
+    else:
+        tile = _rows_of(k_head, j * K_BLOCK, here, k_s, d, D, KEYS)
+        logits = tl.dot(sample, tl.trans(tile), input_precision=PRECISION) * scale
+        logits = tl.where((key < here)[None, :], logits, _NEGATIVE)
+    exact = tl.exp2(logits - lse[:, None])
+    mass = tl.sum(exact, 1)
+    weight = exact.to(sample.dtype)
+    row2 = start2 + j * (K_BLOCK // 2)
+    row4 = start4 + j * (K_BLOCK // 4)
+    row8 = start8 + j * (K_BLOCK // 8)
+    if HAS2:
+        weight2, mass2 = _weights(
+            sample, lse, pooled, keys2, bias + row2, pool_row + row2, d, scale,
+            D, K_BLOCK // 2, KEYS // 2, MATRIX, PRECISION,
+        )  # fmt: skip
+    if HAS4:
+        weight4, mass4 = _weights(
+            sample, lse, pooled, keys4, bias + row4, pool_row + row4, d, scale,
+            D, K_BLOCK // 4, KEYS // 4, MATRIX, PRECISION,
+        )  # fmt: skip
+    if HAS8:
+        weight8, mass8 = _weights(
+            sample, lse, pooled, keys8, bias + row8, pool_row + row8, d, scale,
+            D, K_BLOCK // 8, KEYS // 8, MATRIX, PRECISION,
+        )  # fmt: skip
+    if HAS_MEAN:
+        # One mean among sixteen rows: a product of tensor cores needs no fp32 copy of the samples.
+        mean = _rows_of(k_mean + j * D, 0, 1, D, d, D, 16).to(sample.dtype)
+        logit = tl.sum(tl.dot(sample, tl.trans(mean), input_precision=PRECISION), 1) * scale
+        count = tl.where(here > 0, tl.log2(tl.maximum(here, 1).to(tl.float32)), _NEGATIVE)
+        share = tl.exp2(logit + count - lse)
+
+    error2 = tl.zeros([ROWS], tl.float32)
+    error4 = tl.zeros([ROWS], tl.float32)
+    error8 = tl.zeros([ROWS], tl.float32)
+    error_mean = tl.zeros([ROWS], tl.float32)
+    error_skip = tl.zeros([ROWS], tl.float32)
+    for part in tl.static_range(D_PAD // WIDE):
+        column = part * WIDE + tl.arange(0, WIDE)
+        out = _rows_of(outs, first, left, D, column, D, ROWS).to(tl.float32)
+        if WHOLE:
+            value = v_matrix.load([v_row + j * K_BLOCK, v_column + part * WIDE])
+        else:
+            value = _rows_of(v_head, j * K_BLOCK, here, v_s, column, D, KEYS)
+        skipped = tl.dot(weight, value, input_precision=PRECISION) - mass[:, None] * out
+        if HAS2:
+            error2 += _pooled_error(
+                skipped, out, weight2, mass2, pooled, values2, pool_row + values_at + row2, column,
+                part * WIDE, D, K_BLOCK // 2, KEYS // 2, MATRIX, PRECISION,
+            )  # fmt: skip
+        if HAS4:
+            error4 += _pooled_error(
+                skipped, out, weight4, mass4, pooled, values4, pool_row + values_at + row4, column,
+                part * WIDE, D, K_BLOCK // 4, KEYS // 4, MATRIX, PRECISION,
+            )  # fmt: skip
+        if HAS8:
+            error8 += _pooled_error(
+                skipped, out, weight8, mass8, pooled, values8, pool_row + values_at + row8, column,
+                part * WIDE, D, K_BLOCK // 8, KEYS // 8, MATRIX, PRECISION,
+            )  # fmt: skip
+        if HAS_MEAN:
+            of_block = tl.load(v_mean + j * D + column, mask=column < D, other=0.0)
+            change = skipped - share[:, None] * (of_block[None, :] - out)
+            error_mean += tl.sum(change * change, 1)
+        if HAS_SKIP:
+            error_skip += tl.sum(skipped * skipped, 1)
+
+    into += j * (HAS2 + HAS4 + HAS8 + HAS_MEAN + HAS_SKIP)
+    if HAS2:
+        _store_mean(into, error2, counted, there, ROWS, PER_BLOCK)
+    if HAS4:
+        _store_mean(into + HAS2, error4, counted, there, ROWS, PER_BLOCK)
+    if HAS8:
+        _store_mean(into + HAS2 + HAS4, error8, counted, there, ROWS, PER_BLOCK)
+    if HAS_MEAN:
+        _store_mean(into + HAS2 + HAS4 + HAS8, error_mean, counted, there, ROWS, PER_BLOCK)
+    if HAS_SKIP:
+        at = into + HAS2 + HAS4 + HAS8 + HAS_MEAN
+        _store_mean(at, error_skip, counted, there, ROWS, PER_BLOCK)
 
 
 @triton.jit
@@ -123,17 +210,18 @@ def _error_kernel(
     lses,  # fp32, natural
     k, v,
     pooled,  # [2 * B * Hkv * pool_rows, D], keys before values
-    k_matrix, v_matrix, matrix2, matrix4, matrix8,  # descriptors of k, v and pooled, or unused
+    k_matrix, v_matrix, keys2, keys4, keys8, values2, values4, values8,  # descriptors, or unused
     bias,  # fp32 [B or 1, pool_rows]
     k_means, v_means,  # fp32 [B * Hkv, n, D]
     key_length,
-    errors,  # fp32 [B * H, m, n, LEVELS]
+    errors,  # fp32 [B * H, m, n, levels]
     heads, kv_group, m, n, keys, per_split, values_at, pool_rows, bias_b, start2, start4, start8,
     scale, k_b, k_h, k_s, v_b, v_h, v_s, k_row_b, k_row_h, k_col_h, v_row_b, v_row_h, v_col_h,
-    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr,
-    SAMPLES: tl.constexpr, K_BLOCK: tl.constexpr, KEYS: tl.constexpr,
-    RATIOS: tl.constexpr,  # one byte per level, first level lowest
-    LEVELS: tl.constexpr, HAS_LENGTH: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    PER_BLOCK: tl.constexpr, SAMPLES: tl.constexpr, K_BLOCK: tl.constexpr, KEYS: tl.constexpr,
+    HAS2: tl.constexpr, HAS4: tl.constexpr, HAS8: tl.constexpr, HAS_MEAN: tl.constexpr,
+    HAS_SKIP: tl.constexpr, HAS_LENGTH: tl.constexpr, MATRIX: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     slot = tl.program_id(2)
@@ -144,58 +232,46 @@ def _error_kernel(
     if HAS_LENGTH:
         limit = tl.minimum(limit, tl.load(key_length + batch))
 
-    d = tl.arange(0, D_PAD)
     r = tl.arange(0, ROWS)
     left = m * PER_BLOCK - tile * ROWS
     counted = (r < left) & (r % PER_BLOCK < SAMPLES)
     first = slot.to(tl.int64) * m * PER_BLOCK + tile * ROWS
-    sample = _rows_of(rows, first, left, D, d, D, ROWS)
-    out = _rows_of(outs, first, left, D, d, D, ROWS).to(tl.float32)
+    sample = _rows_of(rows, first, left, D, tl.arange(0, D_PAD), D, ROWS)
     lse = tl.load(lses + first + r, mask=r < left, other=0.0) * _LOG2E
-
     k_head = k + batch.to(tl.int64) * k_b + head.to(tl.int64) * k_h
     v_head = v + batch.to(tl.int64) * v_b + head.to(tl.int64) * v_h
     block = tile * (ROWS // PER_BLOCK) + tl.arange(0, ROWS // PER_BLOCK)
-    into = errors + (slot.to(tl.int64) * m + block) * n * LEVELS
+    levels: tl.constexpr = HAS2 + HAS4 + HAS8 + HAS_MEAN + HAS_SKIP
+    into = errors + (slot.to(tl.int64) * m + block) * n * levels
+    mean_at = kv_head.to(tl.int64) * n * D
 
-    key = tl.arange(0, KEYS)
-    start = tl.program_id(1) * per_split
-    end = tl.minimum(start + per_split, n)
-    # Only whole blocks are read through descriptors, which know nothing of what is not real.
-    whole = tl.minimum(end, limit // K_BLOCK) if MATRIX else start
-    for j in range(start, whole):
-        tile_k = k_matrix.load([batch * k_row_b + head * k_row_h + j * K_BLOCK, head * k_col_h])
-        tile_v = v_matrix.load([batch * v_row_b + head * v_row_h + j * K_BLOCK, head * v_col_h])
-        logits = tl.dot(sample, tl.trans(tile_k), input_precision=PRECISION) * scale
-        weight = tl.exp2(logits - lse[:, None])
-        skipped = tl.dot(weight.to(tile_v.dtype), tile_v, input_precision=PRECISION)
-        skipped -= tl.sum(weight, 1)[:, None] * out
-        for level in tl.static_range(LEVELS):
-            change = _change(
-                skipped, sample, out, lse, pooled, matrix2, matrix4, matrix8, bias + batch * bias_b,
-                k_means + (kv_head * n + j) * D, v_means + (kv_head * n + j) * D, K_BLOCK, j,
-                kv_head * pool_rows, values_at, start2, start4, start8, d, scale,
-                D, K_BLOCK, KEYS, (RATIOS >> (8 * level)) & 0xFF, MATRIX, PRECISION,
+    whole = tl.program_id(1) * per_split
+    end = tl.minimum(whole + per_split, n)
+    if MATRIX:
+        # Only whole blocks are read through descriptors, which know nothing of what is not real.
+        start = whole
+        whole = tl.maximum(start, tl.minimum(end, limit // K_BLOCK))
+        for j in range(start, whole):
+            _block_errors(
+                into, sample, lse, outs, first, left, counted, block < m, k_head, v_head, k_s, v_s,
+                k_matrix, v_matrix, batch * k_row_b + head * k_row_h,
+                batch * v_row_b + head * v_row_h, head * k_col_h, head * v_col_h,
+                pooled, keys2, keys4, keys8, values2, values4, values8, kv_head * pool_rows,
+                values_at, bias + batch * bias_b, start2, start4, start8,
+                k_means + mean_at, v_means + mean_at, j, K_BLOCK, scale,
+                D, D_PAD, WIDE, ROWS, PER_BLOCK, K_BLOCK, KEYS, HAS2, HAS4, HAS8, HAS_MEAN,
+                HAS_SKIP, True, True, PRECISION,
             )  # fmt: skip
-            found = _mean_error(change, counted, ROWS, PER_BLOCK)
-            tl.store(into + j * LEVELS + level, found, mask=block < m)
-    for j in range(tl.maximum(start, whole), end):
-        here = tl.minimum(tl.maximum(limit - j * K_BLOCK, 0), K_BLOCK)  # real keys
-        tile_k = _rows_of(k_head, j * K_BLOCK, here, k_s, d, D, KEYS)
-        tile_v = _rows_of(v_head, j * K_BLOCK, here, v_s, d, D, KEYS)
-        logits = tl.dot(sample, tl.trans(tile_k), input_precision=PRECISION) * scale
-        weight = tl.exp2(tl.where((key < here)[None, :], logits, _NEGATIVE) - lse[:, None])
-        skipped = tl.dot(weight.to(tile_v.dtype), tile_v, input_precision=PRECISION)
-        skipped -= tl.sum(weight, 1)[:, None] * out
-        for level in tl.static_range(LEVELS):
-            change = _change(
-                skipped, sample, out, lse, pooled, matrix2, matrix4, matrix8, bias + batch * bias_b,
-                k_means + (kv_head * n + j) * D, v_means + (kv_head * n + j) * D, here, j,
-                kv_head * pool_rows, values_at, start2, start4, start8, d, scale,
-                D, K_BLOCK, KEYS, (RATIOS >> (8 * level)) & 0xFF, MATRIX, PRECISION,
-            )  # fmt: skip
-            found = _mean_error(change, counted, ROWS, PER_BLOCK)
-            tl.store(into + j * LEVELS + level, found, mask=block < m)
+    for j in range(whole, end):
+        here = tl.minimum(tl.maximum(limit - j * K_BLOCK, 0), K_BLOCK)
+        _block_errors(
+            into, sample, lse, outs, first, left, counted, block < m, k_head, v_head, k_s, v_s,
+            k_matrix, v_matrix, 0, 0, 0, 0, pooled, keys2, keys4, keys8, values2, values4,
+            values8, kv_head * pool_rows, values_at, bias + batch * bias_b, start2, start4, start8,
+            k_means + mean_at, v_means + mean_at, j, here, scale,
+            D, D_PAD, WIDE, ROWS, PER_BLOCK, K_BLOCK, KEYS, HAS2, HAS4, HAS8, HAS_MEAN,
+            HAS_SKIP, False, False, PRECISION,
+        )  # fmt: skip
 
 
 def sampled_errors(
@@ -234,7 +310,7 @@ def sampled_errors(
     means = (lse, lse)
     if MEAN in levels:
         means = block_means(k, k_block, key_length), block_means(v, k_block, key_length)
-    sources = k, v, pooled[0], pooled[0], pooled[0]
+    sources = k, v, *(pooled[0],) * 6
     matrices = (
         None if template is None else template.bind(x)
         for template, x in zip(call.matrices, sources, strict=True)
@@ -265,7 +341,8 @@ def _everything(rows: int, n: int, device: torch.device) -> BlockList:
 
 
 class _ErrorLaunches(NamedTuple):
-    """How errors are made; `matrices` of k, v and means of 2, 4 and 8, where they are used."""
+    """How errors are made; `matrices` of k and v, of means of 2, 4 and 8 keys, and of as many
+    values, where they are used."""
 
     pool: PoolLaunch | None
     matrices: tuple[DescriptorTemplate | None, ...]
@@ -274,8 +351,8 @@ class _ErrorLaunches(NamedTuple):
 
 def error_tile(rows: int, itemsize: int) -> Tile:
     """The configuration used unless the caller names one."""
-    tile = Tile(64, 128, 8, 1) if itemsize < 4 else Tile(32, 128, 4, 1)
-    return Tile(min(tile.rows, max(16, power_of_two(rows))), tile.keys, tile.warps, tile.stages)
+    height = 64 if itemsize < 4 else 32
+    return Tile(min(height, max(16, power_of_two(rows))), warps=4, stages=1, depth=64)
 
 
 @functools.lru_cache(maxsize=256)
@@ -292,6 +369,7 @@ def _prepare(
     kv_heads, tokens = k.shape[1:3]
     tile = tile or error_tile(count, rows.itemsize)
     height = max(tile.rows, per_block)
+    wide = min(tile.depth, padded_dim(dim))
     n = cdiv(tokens, k_block)
     tiles = cdiv(count, height)
     per_split = even_splits(n, tiles * batch * heads, 2 * processors(rows.device))
@@ -306,20 +384,26 @@ def _prepare(
             values_at, pool.sections.rows, bias_b, *(starts.get(ratio, 0) for ratio in (2, 4, 8)),
         )  # fmt: skip
     views = _views(k, v, k_block, tma)
-    matrices: tuple[DescriptorTemplate | None, ...] = (None,) * 5
+    matrices: tuple[DescriptorTemplate | None, ...] = (None,) * 8
     if views is not None:
-        pairs = (view.template(k_block, dim, k.dtype) for view in views)
-        matrices = *pairs, *_pool_templates(pool, k_block, k.dtype)
+        keys, values = views
+        matrices = (
+            keys.template(k_block, dim, k.dtype), values.template(k_block, wide, k.dtype),
+            *_pool_templates(pool, k_block, dim, k.dtype),
+            *_pool_templates(pool, k_block, wide, k.dtype),
+        )  # fmt: skip
     constants = {
         "D": dim,
         "D_PAD": padded_dim(dim),
+        "WIDE": wide,
         "ROWS": height,
         "PER_BLOCK": per_block,
         "SAMPLES": samples,
         "K_BLOCK": k_block,
         "KEYS": max(16, power_of_two(k_block)),
-        "RATIOS": sum(level << (8 * i) for i, level in enumerate(levels)),
-        "LEVELS": len(levels),
+        **{f"HAS{ratio}": int(ratio in levels) for ratio in (2, 4, 8)},
+        "HAS_MEAN": int(MEAN in levels),
+        "HAS_SKIP": int(0 in levels),
         "HAS_LENGTH": has_length,
         "MATRIX": views is not None,
         "PRECISION": precision(rows.dtype),
@@ -346,7 +430,7 @@ def _views(
 
 
 def _pool_templates(
-    pool: PoolLaunch | None, k_block: int, dtype: torch.dtype
+    pool: PoolLaunch | None, k_block: int, columns: int, dtype: torch.dtype
 ) -> Iterator[DescriptorTemplate | None]:
     """Of the means of 2, 4 and 8 keys in a block; None for what is not pooled."""
     for ratio in (2, 4, 8):
@@ -354,5 +438,5 @@ def _pool_templates(
             yield None
         else:
             *outer, dim = pool.pooled
-            tile = k_block // ratio, dim
+            tile = k_block // ratio, columns
             yield DescriptorTemplate((math.prod(outer), dim), dim, tile, dtype)
