@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from jali.planning.cost import read_sizes
 from jali.planning.distortion import numbers_at_once
-from jali.planning.scoring import at_least_fp32, block_means
+from jali.planning.scoring import block_means
 from jali.tokens.layout import BlockLayout
 from jali.tokens.padding import KeyPadding
 
@@ -24,13 +23,14 @@ def block_likeness(
     """
     each = max(1, numbers_at_once(x.device) // (x.shape[0] * x.shape[2] * x.shape[3]))
     found = []
+    dtype = torch.promote_types(x.dtype, torch.float32)
     for part in x.split(each, dim=1):
-        tokens = at_least_fp32(part)
-        if valid is not None:
-            tokens = tokens.masked_fill(~valid[:, None, :, None], 0)
+        # A factor in fp32 makes the product so: the part itself is never copied for that.
+        tokens = part if valid is None else part.masked_fill(~valid[:, None, :, None], 0)
         if centred:
             tokens = tokens - block_means(part, part.shape[2], valid)
-        unit = F.normalize(tokens, dim=-1)
+        length = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=dtype)
+        unit = tokens * length.clamp_min_(1e-12).reciprocal_()
         found.append(block_means(unit, block, valid).square().sum(-1))
     return torch.cat(found, dim=1)
 
