@@ -564,6 +564,13 @@ def of_totals(name: str) -> str | None:
     return made
 
 
+def arena_table() -> str | None:
+    """Every method at equal achieved totals."""
+    import arena_tables
+
+    return arena_tables.page(arena_tables.read_all(RESULTS), ROOT / "docs")
+
+
 def scale_table() -> str:
     """Not measured here: the cost model, which was fitted to measured rows."""
     from scale import table
@@ -617,6 +624,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "expect": expect_table,
     "demo": demo_sentence,
     "estimates": estimates_table,
+    "arena": arena_table,
     "cpu": cpu_table,
     "cpu-memory": cpu_memory_table,
     "cpu-growth": cpu_growth_table,

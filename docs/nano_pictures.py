@@ -6,6 +6,7 @@ python -m docs.nano_pictures sheet PNG NAME   # a contact sheet of training.evid
 python -m docs.nano_pictures film MP4         # side-by-side.mp4 of a demo, made small
 python -m docs.nano_pictures world            # eight true films of the second world
 python -m docs.nano_pictures totals           # from benchmarks/results/quality-totals.json
+python -m docs.nano_pictures arena            # one for each of benchmarks/results/arena-*.json
 """
 
 from __future__ import annotations
@@ -181,9 +182,22 @@ def _quiet(axis: Axes) -> None:
         spine.set_linewidth(0.6)
 
 
+def arenas() -> None:
+    """PSNR over work of every arena that was measured."""
+    import matplotlib
+
+    from benchmarks.arena_tables import picture_of, read_all
+    from jali.evaluation.arena.write import plot
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "arena"}):
+        for board in read_all(RESULTS):
+            plot(board, HERE / picture_of(board))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("losses", "heads", "sheet", "film", "world", "totals"))
+    known = ("losses", "heads", "sheet", "film", "world", "totals", "arena")
+    parser.add_argument("what", choices=known)
     parser.add_argument("given", nargs="*")
     asked = parser.parse_args()
     if asked.what == "losses":
@@ -201,6 +215,8 @@ def main() -> None:
         # Letters stay letters, and the same numbers give the same file.
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nano"}):
             totals(told).savefig(ASSETS / "nano-totals.svg", metadata={"Date": None})
+    elif asked.what == "arena":
+        arenas()
     else:
         told = json.loads((RESULTS / "nano-heads.json").read_text("utf-8"))
         heads_figure(told).savefig(ASSETS / "nano-heads.png", dpi=110)

@@ -163,9 +163,9 @@ class Leaderboard:
         return cls(results, tuple(b for b in boards if b.standings), missing)
 
     @classmethod
-    def read(cls, folder: str | Path) -> Leaderboard:
-        """That of an arena's folder."""
-        return cls.of(read_results(Path(folder)))
+    def read(cls, place: str | Path) -> Leaderboard:
+        """That of an arena's folder, or of its `arena.json`."""
+        return cls.of(read_results(Path(place)))
 
     @property
     def metrics(self) -> list[str]:

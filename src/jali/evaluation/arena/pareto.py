@@ -103,5 +103,7 @@ def _label(axes: Any, names: Sequence[str], points: Sequence[Point], colour: str
 
 def save(figure: Any, path: Path) -> None:
     make_folder(path.parent)
+    kind = path.suffix[1:] or "png"
+    more = {"metadata": {"Date": None}} if kind == "svg" else {}  # the same plot, the same file
     with whole_file(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:] or "png", dpi=150)
+        figure.savefig(temporary, format=kind, dpi=150, **more)

@@ -86,6 +86,7 @@ class Results:
     machine: Mapping[str, Any]
     versions: Mapping[str, str | None]
     jali: str
+    date: str = ""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     dense: tuple[DenseTimes, ...] = ()
     records: tuple[Record, ...] = ()
@@ -147,13 +148,13 @@ class Results:
         write_json(folder / NAME, said, sort_keys=False)
 
 
-def read_results(folder: Path) -> Results:
-    """The arena in a folder; `InputError` where there is none, or none that can be read."""
-    path = folder / NAME
+def read_results(place: Path) -> Results:
+    """The arena in a folder, or in a file; `InputError` where there is none that can be read."""
+    path = place / NAME if place.is_dir() else place
     try:
         data = read_json(path, KIND)
     except FileNotFoundError:
-        raise InputError(f"{folder} holds no arena: there is no {NAME} in it") from None
+        raise InputError(f"{place} holds no arena: there is no {NAME}") from None
     own = {name: data[name] for name in schema.field_types(Results) if name in data}
     try:
         found: Results = schema.read(Results, own, "arena")
@@ -182,7 +183,8 @@ def find_results(folder: Path, wanted: Results) -> Results:
             f"{folder} is another arena: {'; '.join(other[:3])}. Choose another folder, or the "
             f"same settings to go on with it"
         )
-    return replace(found, machine=wanted.machine, versions=wanted.versions, jali=wanted.jali)
+    here = {name: getattr(wanted, name) for name in ("machine", "versions", "jali", "date")}
+    return replace(found, **here)
 
 
 def _differences(there: Results, here: Results) -> list[str]:

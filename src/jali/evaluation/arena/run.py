@@ -156,6 +156,7 @@ def prepare(
         machine=machine(str(dense.device)),
         versions=versions(),
         jali=__version__,
+        date=time.strftime("%Y-%m-%d"),
     )
     rows = make_rows(specs, schedules, list(dict.fromkeys(map(float, totals))))
     return Plan(base, dense, tuple(rows), find_results(folder, wanted), folder)
