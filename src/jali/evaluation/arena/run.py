@@ -228,8 +228,7 @@ class _Game:
             return
         self._warm_up([row for rows in todo.values() for row in rows])
         dense = self.plan.dense
-        where = getattr(self.pipe, "_execution_device", self.pipe.device)
-        scorer = Scorer.load(where, int(dense.height or 1), int(dense.width or 1))
+        scorer = Scorer.load(self.studio.device, int(dense.height or 1), int(dense.width or 1))
         self.results = replace(self.results, unavailable=scorer.unavailable)
         for first, rows in todo.items():
             if rows and not self._group(first, rows, scorer):
@@ -239,11 +238,12 @@ class _Game:
         return [row for row in self.plan.rows if first not in self.results.of(row)]
 
     def _warm_up(self, rows: Sequence[Row]) -> None:
-        """What is loaded and compiled once is in no row's seconds."""
+        """What is loaded and compiled once is in no row's seconds; on a CPU nothing is compiled."""
         self.tell("warming up", 0, self.all)
         prompts = self.studio.some(self.results.group(0))
         warm_up(self.pipe, [self.plan.dense], *prompts)
-        for row in {row.label: row for row in rows}.values():
+        on_gpu = self.studio.device.type != "cpu"
+        for row in {row.label: row for row in rows if on_gpu}.values():
             # One that fails here will do so again, where it is told.
             with contextlib.suppress(Exception):
                 own = self.plan.settings(row, row.total, self.pipe)
@@ -286,8 +286,7 @@ class _Game:
         made = self._time_dense(group)
         kept = self.studio.read_dense(group)
         if kept is None:
-            noted = [times for times in self.results.dense if times.first != group.start]
-            self.studio.keep(DENSE, made, group, fresh=not noted)
+            self.studio.keep(DENSE, made, group, fresh=not self.studio.has_run(DENSE))
         return made.clips if kept is None else kept
 
     def _time_dense(self, group: range) -> Made:

@@ -56,6 +56,12 @@ class Studio:
     prompts: tuple[str, ...]
     folder: Path
 
+    @property
+    def device(self) -> torch.device:
+        """Where the pipeline computes, also one that is offloaded."""
+        found: torch.device = getattr(self.pipe, "_execution_device", self.pipe.device)
+        return found
+
     def make(
         self, settings: Settings, group: range, on_step: Callable[[int], None] | None = None
     ) -> Made:
@@ -73,8 +79,8 @@ class Studio:
         return self.prompts[group.start : group.stop]
 
     def _now(self) -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def keep(self, name: str, made: Made, group: range, fresh: bool) -> None:
@@ -110,16 +116,18 @@ class Studio:
         )
         run.write()
 
+    def has_run(self, name: str) -> bool:
+        return (self.folder / RUNS / name / NAME).exists()
+
     def read_dense(self, group: range) -> Tensor | None:
         """The dense clips as they were kept, where the pipeline computes; None where none are."""
         folder = self.folder / RUNS / DENSE
-        run = read_run(folder) if (folder / NAME).exists() else None
+        run = read_run(folder) if self.has_run(DENSE) else None
         known = {} if run is None else {clip.name: run.path(clip.lossless) for clip in run.clips}
         names = [clip_name(number, self.prompts[number]) for number in group]
         if not all(name in known for name in names):
             return None
-        where = getattr(self.pipe, "_execution_device", self.pipe.device)
-        return torch.stack([read_clip(known[name]).frames for name in names]).to(where)
+        return torch.stack([read_clip(known[name]).frames for name in names]).to(self.device)
 
 
 def film_of(folder: Path, name: str, number: int, prompt: str) -> Path | None:
