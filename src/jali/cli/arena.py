@@ -23,6 +23,7 @@ from jali.cli.options import (
 from jali.cli.output import make_table, number, print_json, progress_bar, say
 from jali.cli.quiet import quiet_libraries
 from jali.generation.settings import Settings
+from jali.name import CONTROLS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,9 +150,17 @@ def _check_totals(
             shape.check(total, settings.steps or model_card(settings.model).steps)
 
 
+WIDE = 100  # letters of a terminal with room for all metrics
+
+
 def _show(board: Leaderboard, folder: Path) -> None:
+    from rich.console import Console
+
+    metrics = board.metrics
+    if Console().width < WIDE:
+        metrics = list(dict.fromkeys([metrics[0], metrics[-1]])) if metrics else []
     for one in board.boards:
-        say(_table(one, board.metrics))
+        say(_table(one, metrics))
     for sentence in board.sentences():
         say(sentence)
     if board.boards:
@@ -161,29 +170,33 @@ def _show(board: Leaderboard, folder: Path) -> None:
 
 
 def _table(board: Board, metrics: list[str]) -> Table:
-    first = "" if board.total is None else "to the\nfirst"
-    control = "" if board.total is None else "over the\ncontrol"
+    paired = () if board.total is None else ("to the\nfirst", "to the\ncontrol")
+    heads = ("", *metrics, *paired, "total", "plan-\nning", "clip\n×")
     return make_table(
-        ("", *metrics, first, control, "achieved", "planning", "clip\n×", "calls\n×"),
+        heads,
         [_cells(standing, metrics) for standing in board.standings],
-        dim=lambda cells: cells[0].split()[-1] in ("random", "local"),
+        dim=lambda cells: cells[0].split()[-1].partition(":")[0] in CONTROLS,
         title=f"{board.title}, {board.prompts} prompt{'' if board.prompts == 1 else 's'}",
-        caption="± is half of the 95 % interval, over clips; = not told apart from the first; "
-        "× over dense in this run: a whole clip, and its transformer calls",
+        caption="± half of the 95 % interval over clips; = not told apart from the first; total "
+        "and planning as done; × over dense in this run",
+        pad_edge=False,
     )
 
 
 def _cells(standing: Standing, metrics: list[str]) -> tuple[str, ...]:
+    """Short enough for a terminal; the page has all intervals."""
     from jali.evaluation.arena.leaderboard import DIGITS, differs, plus_minus
 
     place = f"{standing.place}{'=' if standing.is_tied else ''}" if standing.place else "–"
+    means = {name: found.mean for name, found in standing.metrics.items()}
+    speed = standing.speed_up
+    scheduled = standing.row.total is not None
     return (
         f"{place:<3} {standing.row.label}",
-        *(plus_minus(standing.metrics.get(name), DIGITS[name]) for name in metrics),
-        differs(standing.behind),
-        differs(standing.ahead),
-        number(standing.achieved, ".3f"),
-        number(standing.planning, ".3f"),
-        plus_minus(standing.speed_up, 2),
-        plus_minus(standing.speed_up_transformer, 2),
+        plus_minus(standing.metrics["psnr"], 1),
+        *(number(means.get(name), f".{DIGITS[name]}f") for name in metrics if name != "psnr"),
+        *((differs(standing.behind), differs(standing.ahead)) if scheduled else ()),
+        f"{standing.achieved:.3f}",
+        f"{standing.planning:.3f}",
+        number(None if speed is None else speed.mean, ".2f"),
     )

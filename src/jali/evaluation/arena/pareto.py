@@ -23,8 +23,8 @@ def is_on_front(own: Point, others: Collection[Point]) -> bool:
 
 @dataclass(frozen=True)
 class Line:
-    """Points of one name, each with a word beside it. A control is faint; single points that belong
-    to no line are `alone`."""
+    """Points of one name, each with a word beside it. A control is faint; points that belong to no
+    line are `alone`, in the colour of the line of their name."""
 
     name: str
     points: Sequence[Point]
@@ -47,17 +47,19 @@ def draw_pareto(
 
     from jali.evaluation.inspection.plan_picture import FAINT, INK
 
-    many = len(lines) > len(COLOURS)
+    many = len({line.name for line in lines}) > len(COLOURS)
     figure = Figure(figsize=(9.2 if many else 7.2, 5.2 if many else 4.6), layout="constrained")
     axes: Any = figure.add_subplot()
-    for number, line in enumerate(lines):
+    names = list(dict.fromkeys(line.name for line in lines))
+    for line in lines:
+        number = names.index(line.name)
         colour = FAINT if line.control else COLOURS[number % len(COLOURS)]
         sign = "D" if line.alone else MARKERS[number // len(COLOURS) % len(MARKERS)]
-        dashes = "" if line.alone else ":" if line.control else "-"
         axes.plot(
-            [x for x, _ in line.points], [y for _, y in line.points], linestyle=dashes or "none",
-            marker=sign, markersize=5, color=colour, label=line.name,
+            [x for x, _ in line.points], [y for _, y in line.points], marker=sign, markersize=5,
+            linestyle="none" if line.alone else ":" if line.control else "-", color=colour,
             markerfacecolor="none" if line.alone else colour,
+            label=None if line.alone else line.name,
         )  # fmt: skip
     if len(front) > 1:
         at = sorted(front)

@@ -50,7 +50,7 @@ def plot(board: Leaderboard, path: Path) -> None:
     for s in own:
         if s.row.total is None:
             words = [s.row.label]
-            lines.append(Line(str(s.row), [(_work(s), s.psnr)], words, alone=True))
+            lines.append(Line(s.row.label, [(_work(s), s.psnr)], words, alone=True))
     # Less work is better.
     points = [(-_work(s), s.psnr) for s in own]
     front = [(-x, y) for x, y in points if is_on_front((x, y), points)]
