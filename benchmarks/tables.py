@@ -602,6 +602,44 @@ def estimates_table() -> str | None:
     return "\n".join(lines)
 
 
+def head_order_table() -> str | None:
+    """What orders of heads take on every machine that was measured, and what clusters hold."""
+    files = sorted(RESULTS.glob("head-order-*.json"))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    if not results:
+        return None
+    lines = []
+    for result in results:
+        shape, ms = result["shape"], result["ms"]
+        where = f"{result['machine']}, {result['threads']} threads"
+        lines += [
+            f"{where}, {shape['tokens']:,} tokens, {shape['heads']} heads × {shape['dim']}, "
+            f"torch {result['torch']}, {result['date']}:",
+            "",
+            "| part of a call | ms | of dense attention |",
+            "|---|---:|---:|",
+            *(
+                f"| {name} | {value:,.2f} | {value / ms['dense attention']:.3f} |"
+                for name, value in ms.items()
+            ),
+            "",
+        ]
+    of = results[-1]["clusters"]
+    shares = sorted({row["share"] for row in of["rows"]}, reverse=True)
+    lines += [
+        f"Exact mass in the best clusters of every row at an equal share of keys, mean of "
+        f"{of['calls']} calls of nano ({of['grid']}), clusters of {of['blocks'][0]} queries and "
+        f"{of['blocks'][1]} keys, or as many of k-means after {of['kmeans_rounds']} rounds:",
+        "",
+        "| clusters | " + " | ".join(f"at {share:g}" for share in shares) + " |",
+        "|---|" + "---:|" * len(shares),
+    ]
+    for name in dict.fromkeys(row["clusters"] for row in of["rows"]):
+        found = {row["share"]: row["mass"] for row in of["rows"] if row["clusters"] == name}
+        lines.append(f"| {name} | " + " | ".join(f"{found[share]:.3f}" for share in shares) + " |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str | None]] = {
     "methods": methods_table,
     "planning-shares": planning_table,
@@ -625,6 +663,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "demo": demo_sentence,
     "estimates": estimates_table,
     "arena": arena_table,
+    "head-order": head_order_table,
     "cpu": cpu_table,
     "cpu-memory": cpu_memory_table,
     "cpu-growth": cpu_growth_table,

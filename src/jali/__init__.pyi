@@ -38,6 +38,7 @@ from jali.methods import Sol as Sol
 from jali.methods import Sparge as Sparge
 from jali.methods import Sta as Sta
 from jali.methods import Svg as Svg
+from jali.methods import Svg2 as Svg2
 from jali.methods import Thresholded as Thresholded
 from jali.methods import make_method as make_method
 from jali.planning.budget import Budget as Budget

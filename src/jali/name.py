@@ -18,7 +18,7 @@ from jali.value import suggest
 _METHODS = (
     "dense", "entropy", "rd", "psa", "rf_v2", "ada_bsa",
     "sol", "sparge", "draft", "mass",
-    "radial", "sta", "svg",
+    "radial", "sta", "svg", "svg2",
     "random", "local",
 )  # fmt: skip
 _BACKENDS = ("fa4", "fa4+triton", "triton", "flex", "torch", "reference")

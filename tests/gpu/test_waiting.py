@@ -40,6 +40,8 @@ METHODS = {
     "sta": jali.Sta(tile_size=(2, 8, 8)),
     "svg": jali.Svg(),
     "svg, with a budget": jali.Svg(budget=0.3),
+    "svg2": jali.Svg2(),
+    "svg2, with a budget": jali.Svg2(budget=0.3),
     "tail": jali.Entropy(jali.Budget(0.3), tail=True),
     "budgets": jali.Schedule(jali.Entropy(), budgets=(0.5, 0.3)),
     "dense": jali.Schedule(jali.Entropy(), min_tokens=2**62),

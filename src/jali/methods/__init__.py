@@ -21,6 +21,7 @@ from jali.methods.sol import Sol
 from jali.methods.sparge import Sparge
 from jali.methods.sta import Sta
 from jali.methods.svg import Svg
+from jali.methods.svg2 import Svg2
 from jali.methods.threshold import Thresholded
 from jali.value import suggest
 
@@ -29,7 +30,7 @@ METHODS: dict[str, type[Method]] = {
     for method in (
         Dense, Entropy, RateDistortion, Psa, RfV2, AdaBsa,
         Sol, Sparge, Draft, Mass,
-        Radial, Sta, Svg,
+        Radial, Sta, Svg, Svg2,
         Random, Local,
     )
 }  # fmt: skip
@@ -75,6 +76,7 @@ __all__ = [
     "Sparge",
     "Sta",
     "Svg",
+    "Svg2",
     "Thresholded",
     "make_method",
 ]

@@ -39,9 +39,9 @@ class HeadOrders(NamedTuple):
 
 
 def take(x: Tensor, order: Tensor) -> Tensor:
-    """x [B, H, S, D] with the row `order[b, h, s]` of its head in slot s."""
+    """x [B, H, S, D] with the row `order[b, h, s]` of its head in slot s, as many as there are."""
     rows, flat = _rows(x, order)
-    return flat.index_select(0, rows.flatten()).view(x.shape)
+    return flat.index_select(0, rows.flatten()).view(*order.shape, x.shape[3])
 
 
 def put_back(x: Tensor, order: Tensor) -> Tensor:
