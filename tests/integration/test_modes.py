@@ -15,7 +15,8 @@ import torch
 import jali
 from jali.integration.families import FAMILIES, Family
 from jali.integration.processor import SparseProcessor
-from jali.methods import Entropy, Schedule
+from jali.methods import Entropy, Psa, RateDistortion, Schedule
+from jali.planning.curve import Curve
 
 BLOCKS: dict[str, Any] = {"q_block": 64, "k_block": 64}
 SPARSE: dict[str, Any] = {"warmup_frac": 0, "dense_first_layer": False, **BLOCKS}
@@ -346,8 +347,15 @@ class TestSchedule:
         return handle.method
 
     def test_a_name_brings_the_defaults(self) -> None:
-        method = self.method("entropy")
-        assert method == Schedule(Entropy().with_budget(0.5), dense_steps=0.2, dense_layers=(0,))
+        assert self.method("entropy") == Schedule(Entropy(), curve=Curve(0.5))
+        assert self.method("rd") == Schedule(RateDistortion(), curve=Curve(0.5))
+
+    def test_psa_and_dense_steps_that_are_named_have_a_budget(self) -> None:
+        """psa was measured to be better so, see docs/nano.md."""
+        usual = {"dense_steps": 0.2, "dense_layers": (0,)}
+        assert self.method("psa") == Schedule(Psa().with_budget(0.5), **usual)
+        for named in ({"warmup_frac": 0.2}, {"dense_first_layer": True}):
+            assert self.method("entropy", **named) == Schedule(Entropy().with_budget(0.5), **usual)
 
     def test_a_method_brings_its_own(self) -> None:
         own = Schedule(Entropy(), dense_steps=3, dense_layers=(-1,))

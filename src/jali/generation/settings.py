@@ -120,10 +120,11 @@ class Settings:
         flag="--option")
     budget: float | None = setting(
         float, None, ATTENTION, "Asked share of dense attention's work.",
-        shown="0.5, or the preset's or method's own",
+        shown="the preset's or method's own, or a total",
         rule="a number above 0 and at most 1", least=math.ulp(0.0), most=1)
     total: float | None = setting(
         float, None, ATTENTION, "Asked share of all attention work of the run; or a budget.",
+        shown="0.5, or the preset's or method's own",
         rule="a number above 0 and at most 1", least=math.ulp(0.0), most=1)
     curve: str | None = setting(
         str, None, ATTENTION, "How a total is spread: exponential, linear, flat, or numbers with "
@@ -271,7 +272,8 @@ class Settings:
             method = read_method(self.attention, "attention")
             said = _describe(replace(self, budget=None, total=None, curve=None), method)
             for name in ("method", "budget", "total", "curve", "warmup_frac", "dense_first_layer"):
-                unknown = name == "budget" and said[name] is None  # only the data can tell
+                # Where nothing else is asked, only the data can tell what it costs.
+                unknown = name == "budget" and said["budget"] is said["total"] is None
                 if getattr(self, name) not in (None, said[name]) and not unknown:
                     raise ValueError(
                         f"{name} is {getattr(self, name)!r}, but the method written out in "

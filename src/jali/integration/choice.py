@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jali.integration.config import BUDGET, WARMUP
+from jali.integration.config import BUDGET, TOTAL, WARMUP
 from jali.integration.models.preset import preset_for
 from jali.methods import METHODS, Dense, Method, Schedule, make_method
 from jali.planning.curve import Curve
@@ -32,7 +32,9 @@ def chosen_method(
         said = {"budget", "sparsity", "sparsity_ratio", "mask_ratios", "price"} & set(options)
         own = getattr(method, "budget", BUDGET) is None  # a threshold or a pattern of its own
         if budget is None and total is None and not (said or own or isinstance(method, Dense)):
-            budget = BUDGET
+            # Who names dense steps or layers wants those, and a budget for the rest.
+            falls = method.falls and warmup is None and first_layer is None
+            total, budget = (TOTAL, None) if falls else (None, BUDGET)
         warmup, first_layer = usual_schedule(warmup, first_layer, total, curve)
     else:
         asked = preset_for(asked, model) if isinstance(asked, str) else asked

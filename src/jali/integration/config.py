@@ -20,8 +20,9 @@ from jali.version import __version__
 
 CONFIG_NAME = "sparse_attention_config.json"
 FORMAT = 1
-# Of a method asked for by name: its share of the work, and the share of first steps that are dense.
-BUDGET, WARMUP = Budget().mean, 0.2
+# Of a method asked for by name and nothing else: its share of all work of a run, which falls along
+# it. Where its dense steps or layers are named, or it is better so: its share of the sparse calls.
+TOTAL, BUDGET, WARMUP = 0.5, Budget().mean, 0.2
 
 
 @dataclass(frozen=True, kw_only=True)

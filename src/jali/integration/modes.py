@@ -84,12 +84,13 @@ def apply_sparse_attention(
     Args:
         target: a diffusers pipeline, or its transformer.
         method: a method's name (`options` are its own), a `Method`, a preset's name or a `Preset`.
-        mean_budget: asked share of the work; 0.5 for a method by name that has no threshold or
-            pattern of its own, else what the method or preset says.
+        mean_budget: asked share of the work of sparse calls. Without it and without a `total`, a
+            method by name has a total of 0.5, unless it has a threshold or pattern of its own; psa,
+            and whoever names dense steps or a layer, a budget of 0.5.
         backend: "auto", or a name, which never falls back.
-        warmup_frac: dense first steps, a share (float) or a count (int); 0.2 for a method by name.
-            A `Method` or preset brings its own schedule, unless this is given.
-        dense_first_layer: whether layer 0 stays dense; True for a method by name.
+        warmup_frac: dense first steps, a share (float) or a count (int); 0.2 for a method by name
+            and with a budget. A `Method` or preset brings its own schedule, unless this is given.
+        dense_first_layer: whether layer 0 stays dense; True for a method by name with a budget.
         steps: how many there will be, for a bare transformer with a share of dense steps.
         when: "always", or "auto": calls that would not get faster stay dense.
         finite: "raise", "warn" or "off", when the output is not finite.

@@ -66,6 +66,7 @@ class Method(abc.ABC):
     can_be_causal: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
     keeps_tables: ClassVar[bool] = False  # what it looked at once may serve several calls
+    falls: ClassVar[bool] = True  # budgets that fall along a run suit it better than dense steps
     orders_heads: ClassVar[bool] = False  # every head has an order of its own, made from q and k
     # What stays dense where its authors run it, as arguments of `Schedule`; this is ESA's.
     own_schedule: ClassVar[Mapping[str, Any]] = MappingProxyType(

@@ -66,6 +66,7 @@ class Psa(Method):
     tail: bool = False
 
     name: ClassVar[str] = "psa"
+    falls: ClassVar[bool] = False  # it reads most blocks coarsely however much it may read
     PER_SAMPLE: ClassVar[int] = 4  # one token in four is sampled, of queries and of keys
     TILE: ClassVar[int] = 32  # keys that PSA's kernels read at once
 

@@ -77,8 +77,9 @@ class Preset:
 
     @property
     def nominal_cost(self) -> float | None:
-        """Share of dense work a sparse call is asked for; None where only the data can tell."""
-        return self.method.mean_budget
+        """Share of dense work that is asked for: of the whole run where it has a total, else of a
+        sparse call; None where only the data can tell."""
+        return self.method.mean_budget if self.method.total is None else self.method.total
 
     def __str__(self) -> str:
         cost = self.nominal_cost
