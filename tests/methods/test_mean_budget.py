@@ -49,7 +49,6 @@ def test_the_asked_share(method: Method, share: float | None) -> None:
         ("sparge", {"topk": 0.4}, Sparge(topk=0.4)),
         ("sparge", {"cdfthreshd": 0.9}, Sparge(cdfthreshd=0.9)),
         ("draft", {"sparsity_ratio": 0.75}, Draft(0.75)),
-        ("draft", {}, Draft(0.5)),
         ("mass", {"theta": 0.95}, Mass(0.95)),
         ("entropy", {}, Entropy(Budget(0.5))),
         ("rf_v2", {"sparsity": 0.8}, RfV2(0.8)),
