@@ -72,6 +72,13 @@ def test_rows_hold_both_controls_and_thresholds_once_more_as_published() -> None
     assert all(re.fullmatch(r"[a-z0-9.-]+", row.folder) for row in rows)
 
 
+def test_as_published_means_a_schedule_of_its_own_or_that_of_esa() -> None:
+    sol, mass = (Row(MethodSpec(name), None, None).scheduled(None) for name in ("sol", "mass"))
+    assert (sol.dense_steps, sol.dense_layers, sol.curve) == (0.2, (0,), None)
+    assert (mass.dense_steps, mass.dense_layers, mass.curve) == (3, (), None)
+    assert mass.inner == METHODS["mass"]()
+
+
 def test_a_row_is_read_back_from_its_words() -> None:
     row = Row(read_method_spec("rd:samples=4,keep=0.25"), read_schedule("linear@.05"), 0.4)
     again = Row(read_method_spec(row.label), read_schedule(row.spread), row.total)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jali.methods.method import Query
+from jali.methods.method import Query, kept_dense
 from jali.methods.threshold import Thresholded
 from jali.planning.mass import MassTable, exact_masses, log_rest, ranked_by_mass
 from jali.planning.tables import period_of
@@ -43,6 +43,7 @@ class Mass(Thresholded):
 
     name: ClassVar[str] = "mass"
     keeps_tables: ClassVar[bool] = True
+    own_schedule = kept_dense(3)
 
     def __post_init__(self) -> None:
         super().__post_init__()

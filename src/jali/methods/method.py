@@ -55,6 +55,11 @@ class Query(NamedTuple):
         return self.v if self.padding is None else self.padding.zeroed(self.v)
 
 
+def kept_dense(steps: int | float = 0, layers: tuple[int, ...] = ()) -> Mapping[str, Any]:
+    """First steps and layers that stay dense, as arguments of `Schedule`."""
+    return MappingProxyType({"dense_steps": steps, "dense_layers": layers})
+
+
 class Method(abc.ABC):
     """A method *is* its configuration: a frozen dataclass whose fields are its options.
 
@@ -69,9 +74,7 @@ class Method(abc.ABC):
     falls: ClassVar[bool] = True  # budgets that fall along a run suit it better than dense steps
     orders_heads: ClassVar[bool] = False  # every head has an order of its own, made from q and k
     # What stays dense where its authors run it, as arguments of `Schedule`; this is ESA's.
-    own_schedule: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"dense_steps": 0.2, "dense_layers": (0,)}
-    )
+    own_schedule: ClassVar[Mapping[str, Any]] = kept_dense(0.2, (0,))
 
     @property
     def ratios(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jali.methods.method import kept_dense
 from jali.methods.placed import Placed
 from jali.planning.ranking import RankedPairs, rank_pairs
 from jali.tokens.layout import BlockLayout
@@ -35,6 +36,7 @@ class Radial(Placed):
     first_frame: bool = True
 
     name: ClassVar[str] = "radial"
+    own_schedule = kept_dense(0.24, (0,))  # 12 of 50 steps, and a layer
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -59,7 +59,7 @@ function show() {
       video.src = $(film).textContent;
       figure.append(video);
     } else {
-      figure.append(make("div", "not made yet", "none"));
+      figure.append(make("div", "no clip here", "none"));
     }
     const psnr = run.psnr[at.clip];
     caption.append(make("span", run.name, "who"));

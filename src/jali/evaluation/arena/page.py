@@ -24,7 +24,7 @@ from jali.evaluation.report.template import render
 
 PAGE = "arena.html"
 # All films together: a page that a browser opens at once.
-MOST_FILMS = 48 * 2**20
+MOST_FILMS = 24 * 2**20
 
 
 def render_page(board: Leaderboard, folder: Path, picture: Path | None = None) -> str:

@@ -286,7 +286,7 @@ class _Game:
         made = self._time_dense(group)
         kept = self.studio.read_dense(group)
         if kept is None:
-            self.studio.keep(DENSE, made, group, fresh=not self.studio.has_run(DENSE))
+            self.studio.keep(DENSE, made, group, not self.studio.has_run(DENSE))
         return made.clips if kept is None else kept
 
     def _time_dense(self, group: range) -> Made:
@@ -304,7 +304,8 @@ class _Game:
     def _row(self, row: Row, group: range, dense: Tensor, scorer: Scorer) -> None:
         made, tries = self._matched(row, group)
         metrics = scorer.compare(made.clips, dense)
-        self.studio.keep(row.folder, made, group, fresh=not self.results.of(row))
+        fresh = not self.results.of(row) or not self.studio.has_run(row.folder)
+        self.studio.keep(row.folder, made, group, fresh)
         self.results = self.results.with_record(
             Record(
                 method=row.label,

@@ -85,7 +85,8 @@ class Studio:
 
     def keep(self, name: str, made: Made, group: range, fresh: bool) -> None:
         """Put the clips into the run folder of that name, beside those of other groups. A fresh one
-        has none: what is there was left by a process that was killed before it noted them."""
+        has none: what is there was left by a process that was killed before it noted them, or was
+        taken away; numbers stay."""
         folder = self.folder / RUNS / name
         make_folder(folder)
         run = RunFolder(folder, made.settings) if fresh else read_run(folder)
