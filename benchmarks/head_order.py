@@ -7,7 +7,8 @@ Times are medians of whole operations: moving q, k and v into the orders of head
 back, clustering queries and keys, deciding between two orders (svg), and dense attention beside
 them. Masses are shares of exact attention of sampled rows on captured q, k, v of nano (`--captures`
 keeps them), at an equal share of keys in every row: blocks of equal size, halved by products (as
-svg2 does) or by distance, windows of places, and k-means clusters as SVG2 has them.
+svg2 does) or by distance; k-means clusters cut into blocks; windows of places; and k-means clusters
+as SVG2 has them.
 """
 
 from __future__ import annotations
@@ -119,9 +120,18 @@ def masses(call: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
         metric = None if other is None else second_moment(other[None], len(other))
         return means(x, balanced_order(x[None], metric, S, block)[0], block)
 
+    def filled(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+        labels, centres = kmeans(x, S // block)
+        beside = balanced_order(centres[None], None, centres.shape[1], 1)[0]  # like ones together
+        place = torch.empty_like(beside).scatter_(
+            1, beside, torch.arange(beside.shape[1], device=x.device).expand_as(beside)
+        )
+        return means(x, place.gather(1, labels).argsort(dim=1, stable=True), block)
+
     ways = {
         "equal, by products": (halved(q, k, Q_BLOCK), halved(k, q, K_BLOCK)),
         "equal, by distance": (halved(q, None, Q_BLOCK), halved(k, None, K_BLOCK)),
+        "equal, k-means filled up": (filled(q, Q_BLOCK), filled(k, K_BLOCK)),
         "windows of 2×8×8": (means(q, place, Q_BLOCK), means(k, place, K_BLOCK)),
         "k-means, unequal": (kmeans(q, S // Q_BLOCK), kmeans(k, S // K_BLOCK)),
     }

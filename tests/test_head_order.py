@@ -30,6 +30,11 @@ def test_taken_and_put_back_is_the_same_bit_for_bit(memory: str) -> None:
         x = torch.randn(2, 6, 50, 8)[:, ::2]
     order = orders(2, 3, 50)
     moved = take(x, order)
+    together = take(x, order, side_by_side=True)
+    assert moved.is_contiguous()
+    assert together.transpose(1, 2).is_contiguous()
+    assert torch.equal(moved, together)
+    assert torch.equal(put_back(together, order), x)
     for b in range(2):
         for h in range(3):
             assert torch.equal(moved[b, h], x[b, h, order[b, h]])
