@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import platform
 import tempfile
 from pathlib import Path
@@ -120,20 +121,24 @@ def masses(call: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
         metric = None if other is None else second_moment(other[None], len(other))
         return means(x, balanced_order(x[None], metric, S, block)[0], block)
 
-    def filled(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
-        labels, centres = kmeans(x, S // block)
+    def filled(x: Tensor, clusters: tuple[Tensor, Tensor], block: int) -> tuple[Tensor, Tensor]:
+        labels, centres = clusters
         beside = balanced_order(centres[None], None, centres.shape[1], 1)[0]  # like ones together
         place = torch.empty_like(beside).scatter_(
             1, beside, torch.arange(beside.shape[1], device=x.device).expand_as(beside)
         )
         return means(x, place.gather(1, labels).argsort(dim=1, stable=True), block)
 
+    unequal = kmeans(q, S // Q_BLOCK), kmeans(k, S // K_BLOCK)
     ways = {
         "equal, by products": (halved(q, k, Q_BLOCK), halved(k, q, K_BLOCK)),
         "equal, by distance": (halved(q, None, Q_BLOCK), halved(k, None, K_BLOCK)),
-        "equal, k-means filled up": (filled(q, Q_BLOCK), filled(k, K_BLOCK)),
+        "equal, k-means filled up": (
+            filled(q, unequal[0], Q_BLOCK),
+            filled(k, unequal[1], K_BLOCK),
+        ),
         "windows of 2×8×8": (means(q, place, Q_BLOCK), means(k, place, K_BLOCK)),
-        "k-means, unequal": (kmeans(q, S // Q_BLOCK), kmeans(k, S // K_BLOCK)),
+        "k-means, unequal": unequal,
     }
     return {
         name: {str(share): mass(call, *both, share) for share in SHARES}
@@ -150,6 +155,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=1)
+    parser.add_argument("--every", type=int, default=1, help="of the calls, look at one in so many")
     parser.add_argument("--captures", type=Path, help="folder of captured q, k, v")
     asked = parser.parse_args()
     device = torch.device(asked.device)
@@ -158,7 +164,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.captures or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        for call in captured(folder, asked.prompts, (3, 7)):
+        for call in itertools.islice(captured(folder, asked.prompts, (3, 7)), 0, None, asked.every):
             calls += 1
             call = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in call.items()}
             for name, shares in masses(call).items():

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jali import Entropy, PerHead, Svg, TokenGrid, attend, block_layout
+from jali import (
+    Entropy,
+    Method,
+    PerHead,
+    Radial,
+    Sta,
+    Svg,
+    Svg2,
+    TokenGrid,
+    attend,
+    block_layout,
+)
 from jali.evaluation.inspection.capture import Capture
 from jali.evaluation.inspection.judge import _ExactAttention, _ReadMass, planned
 from jali.evaluation.inspection.plan_picture import footprint
@@ -119,3 +130,27 @@ def test_restores_out_and_lse_of_a_whole_read(call: Capture) -> None:
     logits = q @ k.repeat_interleave(2, 1).mT * q.shape[-1] ** -0.5
     assert found.lse is not None
     torch.testing.assert_close(found.lse, logits.logsumexp(-1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Radial(block_size=16),
+        Sta((1, 3, 3), (2, 4, 4), block_size=16),
+        Svg(block_size=16),
+        Svg2(0.5, q_block=16, k_block=16),
+    ],
+    ids=lambda method: method.name,
+)
+def test_ranks_that_share_the_heads_decide_as_one_would(method: Method) -> None:
+    grid = TokenGrid.video(4, 6, 8)
+    q, k, v = tensors(grid, H=8, kv=4)
+    whole = attend(q, k, v, method=method, grid=grid).out
+    parts = [
+        attend(
+            q[:, 4 * rank : 4 * rank + 4], k[:, 2 * rank : 2 * rank + 2],
+            v[:, 2 * rank : 2 * rank + 2], method=method.for_rank(rank, 2), grid=grid,
+        ).out
+        for rank in range(2)
+    ]  # fmt: skip
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
