@@ -100,35 +100,35 @@ def test_one_that_is_finished_makes_nothing_again(
     assert facts(board.results) == facts(read_results(made))
 
 
-@pytest.mark.parametrize("where", ["between rows", "in a row"])
 def test_a_cut_run_goes_on_and_ends_the_same(
-    where: str, made: Path, play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    made: Path, play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Cut between two rows, then in the middle of one whose clips nobody has noted yet."""
     folder, kept = tmp_path / "cut", []
     keep = Studio.keep
 
-    def cut(self: Studio, name: str, *rest: Any, **more: Any) -> None:
-        if len(kept) == 3 and where == "between rows":
+    def cut(self: Studio, name: str, *rest: Any) -> None:
+        if len(kept) == 3:
+            kept.append("a cut")
             raise KeyboardInterrupt
-        keep(self, name, *rest, **more)
+        keep(self, name, *rest)
         kept.append(name)
-        if len(kept) == 4:  # its clips are there, and nobody has noted them yet
+        if len(kept) == 6:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(Studio, "keep", cut)
-        with pytest.raises(KeyboardInterrupt):
-            play(folder)
-    there = read_results(folder)
-    assert len(there.records) == 2  # kept are dense and two rows, and perhaps a third
-    # What there is compares both on the same prompts.
-    (board,) = Leaderboard.read(folder).boards
-    assert board.prompts == 2
-    assert len(board.standings) == 2
+        for records in (2, 3):
+            with pytest.raises(KeyboardInterrupt):
+                play(folder)
+            assert len(read_results(folder).records) == records
+            # What there is compares its rows on the same prompts.
+            (board,) = Leaderboard.read(folder).boards
+            assert (board.prompts, len(board.standings)) == (2, records)
     board = play(folder)
     assert board.is_complete
     assert facts(board.results) == facts(read_results(made))
-    assert {record.session for record in board.results.records} == {0, 1}
+    assert {record.session for record in board.results.records} == {0, 1, 2}
     for run in (folder / "runs").iterdir():
         assert read_run(run).complete
 
@@ -202,6 +202,33 @@ def test_another_arena_is_refused(
         play(made, **changes)
     assert said in str(caught.value)
     assert (made / "arena.json").read_bytes() == before
+
+
+def test_other_versions_go_on_and_say_so(
+    made: Path, play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "old"))
+    told = json.loads((folder / "arena.json").read_text())
+    told["versions"]["torch"] = "1.0"
+    (folder / "arena.json").write_text(json.dumps(told))
+    assert play(folder).is_complete
+    assert "goes on with another torch than before" in caplog.text
+
+
+def test_clips_that_were_taken_away_leave_the_numbers(
+    made: Path, play: Play, tmp_path: Path
+) -> None:
+    """An arena goes on from its `arena.json` alone."""
+    folder = tmp_path / "numbers"
+    folder.mkdir()
+    shutil.copy(made / "arena.json", folder)
+    board = play(folder, methods=[*METHODS, f"entropy{BLOCKS},samples=2"])
+    assert board.is_complete
+    assert facts(board.results)[: len(facts(read_results(made)))] == facts(read_results(made))
+    new = [row for row in board.results.rows() if row not in read_results(made).rows()]
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == sorted(
+        ["dense", *(row.folder for row in new)]
+    )
 
 
 def test_a_folder_of_something_else_is_refused(play: Play, tmp_path: Path) -> None:

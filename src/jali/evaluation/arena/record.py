@@ -7,6 +7,7 @@ is derived from it (places, intervals) is made anew whenever it is asked for.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from jali.files import read_json, write_json
 from jali.generation.folder import visible_names
 from jali.presets import schema
 from jali.value import check_count, check_share
+
+log = logging.getLogger("jali")
 
 NAME, KIND = "arena.json", "jali-arena"
 RUNS, DENSE = "runs", "dense"
@@ -183,8 +186,20 @@ def find_results(folder: Path, wanted: Results) -> Results:
             f"{folder} is another arena: {'; '.join(other[:3])}. Choose another folder, or the "
             f"same settings to go on with it"
         )
+    _warn_of_changes(folder, found, wanted)
     here = {name: getattr(wanted, name) for name in ("machine", "versions", "jali", "date")}
     return replace(found, **here)
+
+
+def _warn_of_changes(folder: Path, there: Results, here: Results) -> None:
+    """Rows of other versions are compared all the same, but not silently."""
+    before, now = ({"jali": one.jali, **one.versions} for one in (there, here))
+    for name, version in now.items():
+        if before.get(name) != version:
+            log.warning(
+                "jali: %s goes on with another %s than before: %s, not %s",
+                folder, name, version, before.get(name),
+            )  # fmt: skip
 
 
 def _differences(there: Results, here: Results) -> list[str]:

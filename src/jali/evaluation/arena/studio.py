@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,14 +61,12 @@ class Studio:
         found: torch.device = getattr(self.pipe, "_execution_device", self.pipe.device)
         return found
 
-    def make(
-        self, settings: Settings, group: range, on_step: Callable[[int], None] | None = None
-    ) -> Made:
+    def make(self, settings: Settings, group: range) -> Made:
         """The clips of some prompts, each with the seed of its number, by resolved settings."""
         seeds = [settings.seed + number for number in group]
         with attention(self.pipe, settings) as handle:
             start = self._now()
-            frames = clips_of(self.pipe, settings, self.some(group), seeds, on_step)
+            frames = clips_of(self.pipe, settings, self.some(group), seeds)
             seconds = self._now() - start
             stats = handle.stats()
             sites = sites_text(handle, stats)
