@@ -164,6 +164,8 @@ def test_it_is_nearer_to_dense_than_chance():
 def test_bad_input_is_refused_in_words():
     with pytest.raises(ValueError, match=r"simthreshd1 is a cosine in \[-1, 1\], got 2"):
         Sparge(2)
+    with pytest.raises(ValueError, match=r"simthreshd1 is a cosine in \[-1, 1\], got '0.6'"):
+        Sparge("0.6")
     with pytest.raises(ValueError, match=r"cdfthreshd must be in \[0, 1\], got 1.5"):
         Sparge(cdfthreshd=1.5)
     with pytest.raises(ValueError, match="topk and budget ask for the same"):

@@ -42,7 +42,7 @@ class Sparge(Thresholded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not -1 <= self.alike <= 1:
+        if not isinstance(self.alike, int | float) or not -1 <= self.alike <= 1:
             raise ValueError(f"simthreshd1 is a cosine in [-1, 1], got {self.simthreshd1!r}")
         check_share("cdfthreshd", self.cdfthreshd)
         check_share("topk", self.topk or 0.0)
@@ -56,26 +56,23 @@ class Sparge(Thresholded):
         return own if self.simthreshd1 is None else self.simthreshd1
 
     def score(self, query: Query) -> Tensor:
-        """The log of the mass left after a block, or minus its rank; above 0 a row's heaviest, and
-        from 2 on blocks that are not alike."""
+        """Log of the mass left after a block, or minus its rank; from 2 on what is not alike."""
         q, k, layout, _, scale, padding, *_ = query
         z = mean_scores(q, k, layout, scale, padding)
         if self.alike < 0:  # all are: a mean over all pairs is a squared length
             return self._ranked(z)
         rows, keys = pair_likeness(q, k, layout, padding)
         scores = self._ranked(z.masked_fill(keys <= self.alike, -torch.inf))
-        gated = (rows <= self.alike) | (keys <= self.alike)
-        return torch.where(gated, 4 / (rows + keys).clamp_min(1e-30), scores)
+        first = 4 / (rows + keys).clamp_min(1e-30)
+        return torch.where(torch.minimum(rows, keys) <= self.alike, first, scores)
 
     def _ranked(self, z: Tensor) -> Tensor:
-        if self.topk is not None:
-            return -ranks(z).to(z.dtype)
-        return ranked_by_mass(z, after=True)
+        return ranked_by_mass(z, after=True) if self.topk is None else -ranks(z).to(z.dtype)
 
     def above(self, scores: Tensor) -> Tensor:
-        if self.topk is not None:
-            return scores > -max(1, int(self.topk * scores.shape[-1] + 1e-9))
-        return scores >= log_rest(self.cdfthreshd)
+        if self.topk is None:
+            return scores >= log_rest(self.cdfthreshd)
+        return scores > -max(1, int(self.topk * scores.shape[-1] + 1e-9))
 
     @property
     def mean_budget(self) -> float | None:
