@@ -103,6 +103,11 @@ def test_a_cut_arena_compares_on_the_prompts_that_all_rows_have() -> None:
     assert not found.is_complete
     # Two clips have no interval.
     assert "2 prompts cannot tell rows apart: it takes 3" in found.sentences()[0]
+    assert len(found.sentences()) == 1
+    found = board(record("rd", [30.0]), record("psa", [28.0]), record("random", [29.0]), prompts=1)
+    assert not any(s.loses for s in found.boards[0].standings)
+    said = found.sentences()[1]
+    assert said.endswith("these have a lower PSNR than the control random: psa (−1.0 dB).")
 
 
 def test_rows_that_were_asked_for_and_not_made_are_named() -> None:

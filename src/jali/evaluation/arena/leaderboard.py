@@ -52,10 +52,13 @@ class Standing:
 
     @property
     def loses(self) -> bool:
-        """Whether a control is better, as far as the clips can tell."""
-        if self.ahead is None or self.ahead.mean is None:
-            return False
-        return self.ahead.mean < 0 and (self.ahead.low is None or _certain(self.ahead))
+        """Whether a control is better, and not by chance."""
+        return self.ahead is not None and _certain(self.ahead) and self.is_below
+
+    @property
+    def is_below(self) -> bool:
+        """Whether its mean is less than that of the better control."""
+        return self.ahead is not None and self.ahead.mean is not None and self.ahead.mean < 0
 
     @property
     def is_open(self) -> bool:
@@ -131,14 +134,16 @@ class Board:
         control, said = self.control, []
         if control is None:
             return [f"{at} there is no control that did no more, so nothing is said of any."]
+        below = [s for s in self.standings if s.is_below and not self.tells_apart]
         for words, chosen in (
+            ("have a lower PSNR than the control", below),
             ("lose to the control", [s for s in self.standings if s.loses]),
             ("are not told apart from the control", [s for s in self.standings if s.is_open]),
         ):
             names = ", ".join(f"{s.row.label} ({differs(s.ahead)} dB)" for s in chosen)
             if chosen:
                 said.append(f"{at} these {words} {control.row.label}: {names}.")
-        if not said:
+        if not said and self.tells_apart:
             said.append(f"{at} every method beats both controls.")
         return said
 

@@ -55,7 +55,8 @@ def plot(board: Leaderboard, path: Path) -> None:
     points = [(-_work(s), s.psnr) for s in own]
     front = [(-x, y) for x, y in points if is_on_front((x, y), points)]
     settings, clips = board.results.settings, max((s.clips for s in own), default=0)
-    title = f"{settings.get('model')}, {settings.get('steps')} steps, {clips} prompts"
+    prompts = f"{clips} prompt{'' if clips == 1 else 's'}"
+    title = f"{settings.get('model')}, {settings.get('steps')} steps, {prompts}"
     across = "work of a run, attention and planning, as a share of dense; labels are totals"
     draw_pareto(lines, front, path, title, (across, "PSNR against dense, dB"))
 
