@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import itertools
+import os
 import platform
 import tempfile
 from pathlib import Path
@@ -170,13 +171,14 @@ def main() -> None:
             for name, shares in masses(call).items():
                 for share, pair in shares.items():
                     found.setdefault(name, {}).setdefault(share, []).append(pair)
+    load = os.getloadavg()[0]  # before the times: how busy others keep the machine
     timed = times(device, asked.tokens, asked.heads, asked.dim, asked.repeats)
     write_json(asked.output, {
         "date": datetime.date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(), "torch": torch.__version__, "jali": __version__,
         "shape": {"tokens": asked.tokens, "heads": asked.heads, "dim": asked.dim},
-        "ms": timed,
+        "load": load, "cores": os.cpu_count(), "ms": timed,
         "clusters": {
             "model": "nano", "grid": str(GRID), "calls": calls, "prompts": asked.prompts,
             "blocks": [Q_BLOCK, K_BLOCK], "kmeans_rounds": ROUNDS,

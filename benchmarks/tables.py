@@ -612,6 +612,8 @@ def head_order_table() -> str | None:
     for result in results:
         shape, ms = result["shape"], result["ms"]
         where = f"{result['machine']}, {result['threads']} threads"
+        if result["load"] > result["cores"]:
+            where += f" (shared with others, load {result['load']:.0f} on {result['cores']} cores)"
         lines += [
             f"{where}, {shape['tokens']:,} tokens, {shape['heads']} heads × {shape['dim']}, "
             f"torch {result['torch']}, {result['date']}:",
