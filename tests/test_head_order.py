@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from jali import (
 from jali.evaluation.inspection.capture import Capture
 from jali.evaluation.inspection.judge import _ExactAttention, _ReadMass, planned
 from jali.evaluation.inspection.plan_picture import footprint
+from jali.generation.call_record import _footprint
 from jali.planning.site import Site
 from jali.tokens.head_order import HeadOrders, put_back, take
 from jali.tokens.layout import Blocks
@@ -154,3 +157,16 @@ def test_ranks_that_share_the_heads_decide_as_one_would(method: Method) -> None:
         for rank in range(2)
     ]  # fmt: skip
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_report_shows_the_tokens_that_a_head_reads(call: Capture) -> None:
+    plan = planned(Svg(block_size=8), call)
+    told = _footprint(Site(), call.grid, plan, 3, 10**6)
+    levels = torch.frombuffer(bytearray(base64.b64decode(told["levels"])), dtype=torch.uint8)
+    read, own = footprint(plan, 3, told["query_block"])
+    assert levels.bool().tolist() == (read.ravel() > 0).tolist()
+    marked = torch.zeros(192, dtype=torch.bool)
+    for first, count in told["query_tokens"]:
+        marked[first : first + count] = True
+    assert marked.tolist() == own.ravel().tolist()
+    assert marked[192 // 2 + 8 // 2]  # the query in the middle of the clip

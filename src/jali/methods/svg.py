@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from jali.methods.method import Query
 from jali.methods.placed import Placed
 from jali.planning.band import BandedOrders, banded_orders
@@ -67,20 +65,15 @@ class Svg(Placed):
         q, k, v = query.q.index_select(2, rows), query.real_k, query.real_v
         seen = orders.seen(rows, self.budget, layout)
         space, time = squared_errors(q, k, v, query.scale, seen, query.padding)
-        choice = (time < space).long()
-        return HeadOrders(orders.q[_of_heads(choice, query)], orders.k[choice], choice)
+        of_keys = (time < space).long()
+        of_rows = of_keys.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        return HeadOrders(orders.q[of_rows], orders.k[of_keys], of_rows)
 
     def plan(self, query: Query) -> BlockPlan:
         assert query.orders is not None
         levels = self._orders(query.layout).levels(self.budget)
-        return BlockPlan(query.layout, (1,), levels[_of_heads(query.orders.choice, query)])
+        return BlockPlan(query.layout, (1,), levels[query.orders.choice])
 
     def planning_share(self, layout: BlockLayout) -> float:
         """Of sampled rows: one product with the keys, three with the values."""
         return 2 * min(1.0, self.num_sampled_rows / layout.q.tokens)
-
-
-def _of_heads(choice: Tensor | None, query: Query) -> Tensor:
-    """[B, Hkv] of key heads, for every query head."""
-    assert choice is not None
-    return choice.repeat_interleave(query.q.shape[1] // query.k.shape[1], dim=1)

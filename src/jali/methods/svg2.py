@@ -20,8 +20,6 @@ from jali.tokens.layout import BlockLayout
 from jali.tokens.order import Order, PerHead, Raster
 from jali.value import check_share
 
-HEAD_DIM = 128  # what planning takes is said for this one: a layout knows none
-
 
 @dataclass(frozen=True)
 class Svg2(Thresholded):
@@ -32,8 +30,7 @@ class Svg2(Thresholded):
         top_p_kmeans: the mass to keep; the block that reaches it is kept too.
         min_kc_ratio: a row reads at least this share of the key blocks.
         budget: a share of dense attention's work, by one mass for all heads, found in every call.
-        q_block, k_block: tokens in a block, which is a cluster.
-        tail: read what would be skipped as one mean a block.
+        q_block, k_block: tokens in a block, which is a cluster; tail: as `Sol` has it.
 
     Example:
         >>> attend(q, k, v, method=Svg2(top_p_kmeans=0.9), grid=(21, 30, 52))
@@ -78,7 +75,6 @@ class Svg2(Thresholded):
         return (scores >= log_rest(self.top_p_kmeans)) | (ranks(scores) < least)
 
     def planning_share(self, layout: BlockLayout) -> float:
-        """Of products between tokens and directions, in every halving, and of second moments."""
-        rows, keys = layout.q.tokens, layout.k.tokens
-        each = PRODUCTS * (math.log2(layout.N) + 1) + HEAD_DIM
-        return min(1.0, (rows + keys) * each / (2 * rows * keys))
+        """Of products with directions, in every halving, and of second moments (of 128 dims)."""
+        each = PRODUCTS * (math.log2(layout.N) + 1) + 128
+        return min(1.0, (1 / layout.q.tokens + 1 / layout.k.tokens) * each / 2)

@@ -14,7 +14,7 @@ class HeadOrders(NamedTuple):
     """For every slot of a head's order the slot of the layout whose token lies there.
 
     q int64 [B, H, Sq], k int64 [B, Hkv, Sk], bijections that leave text where it is. `choice`
-    int64 [B, Hkv] says which of its few orders a head has, where a method has a few.
+    int64 [B, H] says which of its few orders a head has, where a method has a few.
     """
 
     q: Tensor
