@@ -69,7 +69,7 @@ def tokens(length: int, seed: int) -> Tensor:
     coarse = torch.randn(1, HEADS * DIM, length // 64 + 2, device="cuda", generator=g)
     smooth = torch.nn.functional.interpolate(coarse, length, mode="linear").transpose(1, 2)
     noise = torch.randn(1, length, HEADS * DIM, device="cuda", generator=g)
-    return (smooth + noise).bfloat16().unflatten(2, (HEADS, DIM)).transpose(1, 2)
+    return (smooth + noise).bfloat16().contiguous().unflatten(2, (HEADS, DIM)).transpose(1, 2)
 
 
 def level_shares(method: RateDistortion) -> dict[float, dict[int, float]]:

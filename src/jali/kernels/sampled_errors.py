@@ -39,7 +39,7 @@ from .score_tiles import (
 
 MOST_SAMPLES = 64
 MOST_KEYS = 128
-_Q_BLOCK = 128  # of the rows' own attention, which reads everything
+_BLOCK = 128  # of the rows' own attention, which reads everything: any size will do
 _LOG2E = tl.constexpr(LOG2E)
 _MEAN = tl.constexpr(MEAN)
 _NEGATIVE = tl.constexpr(float("-inf"))
@@ -298,9 +298,8 @@ def sampled_errors(
     per_block = power_of_two(positions.shape[1])
     rows = _gathered(q, positions, per_block)
     batch, heads, count, _ = rows.shape
-    n = cdiv(k.shape[2], k_block)
-    lists = {1: _everything(cdiv(count, _Q_BLOCK), n, q.device)}
-    out, lse = block_sparse_attention(rows, k, v, lists, _Q_BLOCK, k_block, scale, key_length)
+    lists = {1: _everything(cdiv(count, _BLOCK), cdiv(k.shape[2], _BLOCK), q.device)}
+    out, lse = block_sparse_attention(rows, k, v, lists, _BLOCK, _BLOCK, scale, key_length)
     call = _prepare(
         spec_of(rows), spec_of(k), spec_of(v), positions.shape, k_block, scale, levels,
         key_length is not None, tile, tma,
@@ -315,7 +314,7 @@ def sampled_errors(
         None if template is None else template.bind(x)
         for template, x in zip(call.matrices, sources, strict=True)
     )
-    shape = batch, heads, positions.shape[0], n, len(levels)
+    shape = batch, heads, positions.shape[0], cdiv(k.shape[2], k_block), len(levels)
     errors = torch.empty(shape, dtype=torch.float32, device=q.device)
     call.launch(
         rows, out.contiguous(), lse, k, v, pooled[0], *matrices, pooled[1], *means, key_length,

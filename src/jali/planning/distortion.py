@@ -79,7 +79,8 @@ def error_table(
 
     Every sampled row sees every key once. q [B, H, Sq, D], k and v [B, Hkv, Sk, D].
     """
-    if _use_kernel(q, k, layout, positions, scale, padding):
+    if _use_kernel(q, layout, positions, scale, padding):
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         errors = kernels.load("sampled_errors").sampled_errors(
             q, k, v, layout.blocks.k, scale, positions, levels, padding and padding.length
         )
@@ -91,15 +92,16 @@ def error_table(
 
 
 def _use_kernel(
-    q: Tensor, k: Tensor, layout: BlockLayout, positions: Tensor, scale: float,
-    padding: KeyPadding | None,
+    q: Tensor, layout: BlockLayout, positions: Tensor, scale: float, padding: KeyPadding | None
 ) -> bool:  # fmt: skip
     """Whether the Triton kernel can do this."""
     if not kernels.available(q.device) or q.dtype == torch.float64 or not scale > 0:
         return False
     if padding is not None and padding.length is None:
         return False
-    return positions.shape[1] <= 64 and layout.blocks.k <= 128 and q.stride(-1) == k.stride(-1) == 1
+    if not 16 <= q.shape[3] <= 256:
+        return False
+    return positions.shape[1] <= 64 and layout.blocks.k <= 128
 
 
 def _sampled_errors(
