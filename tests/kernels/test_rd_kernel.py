@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from jali import Blocks, TokenGrid, block_layout
+from jali import Blocks, RateDistortion, TokenGrid, attend, block_layout, kernels
 from jali.kernels import load
 from jali.kernels.lists import MEAN
 from jali.kernels.sampled_errors import sampled_errors
@@ -153,3 +153,26 @@ def test_more_levels_than_fit_are_refused() -> None:
         load("selection").list_cheapest(
             codes, *(codes.float(),) * 6, tuple(range(8)), 4, has_own=True
         )
+
+
+BY_KERNELS = {
+    "rd": RateDistortion(0.3, samples=3, q_block=32, k_block=16),
+    "rd, odd blocks": RateDistortion(price=0.01, q_block=32, k_block=24, levels=(8, "skip")),
+    "rd, mixed": RateDistortion(0.3, samples=5, estimate="mixed", q_block=32, k_block=16),
+}
+
+
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_calls_are_planned_as_without_kernels(name: str) -> None:
+    """Whole calls, with other keys than queries, text, and values of any strides."""
+    q, k = tokens(1, 70, 2, 16, 1), tokens(1, 94, 2, 16, 2)
+    v = tokens(1, 94, 2, 16, 3).mT.contiguous().mT
+    assert v.stride(-1) != 1
+    grids = {"grid": (2, 5, 7), "key_grid": TokenGrid.video(3, 6, 5, text=4)}
+    want = attend(q.cpu(), k.cpu(), v.cpu(), method=BY_KERNELS[name], **grids).plan  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "available", lambda _: True)
+        got = attend(q, k, v, method=BY_KERNELS[name], **grids).plan  # type: ignore[arg-type]
+    assert want is not None
+    assert got is not None
+    assert (got.levels.cpu() != want.levels).float().mean() < 0.02
