@@ -16,6 +16,7 @@ from jali.integration.modes import _make_step_callback as _make_step_callback
 from jali.integration.modes import apply_sparse_attention as apply_sparse_attention
 from jali.integration.modes import make_step_callback as make_step_callback
 from jali.integration.modes import sparse_processor_mode as sparse_processor_mode
+from jali.integration.recipe import Recipe as Recipe
 from jali.maskbook import MaskBook as MaskBook
 from jali.maskbook.calibration import calibrate as calibrate
 from jali.maskbook.mode import cached_processor_mode as cached_processor_mode

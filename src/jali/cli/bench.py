@@ -137,7 +137,7 @@ def kernel(
 
 
 @app.command("pipeline", cls=OldNames)
-@with_settings("model", "warmup_frac", "backend", *SIZES, "arguments", "lora", *MACHINE)
+@with_settings("model", "recipe", "warmup_frac", "backend", *SIZES, "arguments", "lora", *MACHINE)
 def pipeline(
     settings: Settings,
     methods: Annotated[
@@ -182,7 +182,11 @@ def pipeline(
 
     if totals is not None:
         with input_errors():
-            for flag, other in (("--masks", masks), ("--warmup-frac", settings.warmup_frac)):
+            for flag, other in (
+                ("--masks", masks),
+                ("--warmup-frac", settings.warmup_frac),
+                ("--recipe", settings.recipe),
+            ):
                 if other is not None:
                     raise ValueError(f"{flag} does not go with --totals; leave one of them out")
             texts = select_prompts(settings.model, prompt, prompts, num_prompts, shipped=2)
@@ -200,7 +204,7 @@ def pipeline(
         texts = select_prompts(settings.model, prompt, prompts, num_prompts, shipped=2)
         check_folder(output_dir)
         if masks is not None:
-            replace(settings, masks=str(masks)).check()
+            replace(settings, masks=str(masks), recipe=None).check()
         from jali.evaluation.bench import pipeline as bench_
         from jali.generation.produce import check_sizes, load
 

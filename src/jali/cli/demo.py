@@ -49,6 +49,9 @@ def demo(
             show_default="0.4 of all work, most of it early",
         ),
     ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="What `jali tune` found for nano.", show_default=False)
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Of denoising, 1 to 50.", show_default="8")
     ] = None,
@@ -68,6 +71,7 @@ def demo(
     # Threads that sleep while they wait leave a busy machine its cores; torch reads it once.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     model_only = {"--prompt": prompt, "--method": method, "--steps": steps, "--path": path}
+    model_only["--recipe"] = recipe
     given = [flag for flag, value in model_only.items() if value is not None]
     try:
         with input_errors():
@@ -85,6 +89,7 @@ def demo(
             if steps is not None and not 1 <= steps <= 50:
                 raise ValueError(f"--steps must be 1 to 50, got {steps}")
             own: Any = {"method": method, "budget": budget, "steps": steps, "path": path}
+            own["recipe"] = recipe
             Settings("nano", seed=seed, **own).check()  # whichever demo it will be
             check_no_file(output_dir)
             from jali.evaluation.demo import clips
@@ -95,7 +100,9 @@ def demo(
             reason = None if tensors else clips.why_not(None if path is None else str(path))
             settings = None
             if not tensors and reason is None:
-                settings = clips.demo_settings(quick, method, budget, steps, seed=seed, path=path)
+                settings = clips.demo_settings(
+                    quick, method, budget, steps, recipe, seed=seed, path=path
+                )
         if settings is not None:
             _show_clips(settings, text, output_dir, as_json)
             return

@@ -60,6 +60,7 @@ def check_attention(settings: Settings) -> None:
             "backend", f": unknown backend {backend!r}{suggest(backend, backend_names())}"
         )
     if settings.attention is None:
+        _check_recipe(settings)
         _check_total(settings)
     if settings.masks is not None:
         _check_masks(settings)
@@ -109,6 +110,27 @@ def _check_total(settings: Settings) -> None:
         raise ArgumentError("total", "and `budget` ask for the same in two ways; leave one out")
     if total is not None and settings.method == "dense":
         raise ArgumentError("total", f"is {total:g}, but the method dense does all of the work")
+
+
+# What a recipe has already.
+IN_RECIPE = ("method", "preset", "config", "options", "budget", "total", "curve", "masks",
+             "warmup_frac", "dense_first_layer")  # fmt: skip
+
+
+def _check_recipe(settings: Settings) -> None:
+    if settings.recipe is None:
+        return
+    for name in IN_RECIPE:
+        if getattr(settings, name) not in (None, {}):
+            raise ArgumentError(
+                name, "and `recipe` ask for the same in two ways: the recipe says it; leave one out"
+            )
+    if not Path(settings.recipe).expanduser().is_file():
+        raise ArgumentError(
+            "recipe",
+            f": there is no recipe {settings.recipe}; make one with jali tune --output "
+            f"{settings.recipe}",
+        )
 
 
 def _check_masks(settings: Settings) -> None:

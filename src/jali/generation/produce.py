@@ -162,7 +162,7 @@ def check_sizes(pipe: Any, settings: Settings) -> None:
 def attention(pipe: Any, settings: Settings, method: Method | None = None) -> Iterator[Handle]:
     """The pipeline with the attention of resolved settings, or by another `method`."""
     from jali.generation.call_record import PlanRecorder
-    from jali.integration.modes import sparse_processor_mode
+    from jali.integration.modes import sparse_processor_mode, transformers_of
 
     if settings.masks is not None:
         from jali.generation.calibrated import replay_book
@@ -172,6 +172,9 @@ def attention(pipe: Any, settings: Settings, method: Method | None = None) -> It
             handle.run.forewarned = True
             yield handle
         return
+    recipe = settings.find_recipe()
+    if recipe is not None:
+        recipe.check_model(dict(transformers_of(pipe)[1]))
     preset, method = settings.find_preset(), method or settings.make_method()
     size: Any = (settings.num_frames, settings.height, settings.width)
     with sparse_processor_mode(pipe, method=method, backend=settings.backend) as handle:

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from jali.error import ArgumentError, show
 from jali.planning.curve import SHAPES
 
 if TYPE_CHECKING:
+    from jali.integration.recipe import Recipe
     from jali.methods import Method
     from jali.presets import Preset
 
@@ -23,6 +24,7 @@ log = logging.getLogger("jali")
 ATTENTION, SIZE, PLACE = "Attention", "What is made", "Where and how it runs"
 COUNT, MOST = "a count of at least 1", 1_000_000
 LARGEST_SEED = 2**63 - 1  # torch takes 64 bits, and clip i has seed + i
+LATER = ("recipe",)  # settings that manifests of the same version may lack
 RULES = {str: "text", Path: "text", bool: "true or false", Mapping: "names with their values"}
 
 
@@ -97,9 +99,10 @@ class Settings:
     """How clips are made; what is None is the model's or the method's default until `resolve`.
 
     `method` names a method and `options` are its own; `preset` (of this package, or of the file
-    `config`) names a method with everything in it; `masks` is a calibrated MaskBook, read by the
-    method "cached". `arguments` go to the pipeline as they are. `attention` is the method written
-    out in full, schedule included; `resolve` fills it in.
+    `config`) names a method with everything in it, and so does a `recipe`, which also has the usual
+    size and steps; `masks` is a calibrated MaskBook, read by the method "cached". `arguments` go to
+    the pipeline as they are. `attention` is the method written out in full, schedule included;
+    `resolve` fills it in.
 
     The clip with number i has the seed `seed + i`. A value that cannot be raises `SettingError`,
     a ValueError that names it.
@@ -130,6 +133,8 @@ class Settings:
         str, None, ATTENTION, "How a total is spread: exponential, linear, flat, or numbers with "
         "commas.", shown="exponential")
     masks: str | None = setting(Path, None, ATTENTION, "A calibrated MaskBook: the method cached.")
+    recipe: str | None = setting(
+        Path, None, ATTENTION, "What `jali tune` found: method, total and curve.")
     backend: str = setting(str, "auto", ATTENTION, "auto, or one of `jali doctor`.")
     warmup_frac: float | int | None = setting(
         float, None, ATTENTION, "Share of dense first steps.", shown="0.2, or the preset's",
@@ -235,11 +240,17 @@ class Settings:
             "width": card.width,
             "num_frames": card.frames,
         }
+        recipe = self.find_recipe()
+        if recipe is not None:
+            usual |= asdict(recipe.run)
         own: dict[str, Any] = {n: v for n, v in usual.items() if getattr(self, n) is None}
         own |= {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
         found = replace(self, model=card.name, **_describe(self, method), **own)
         if self.attention is None:  # what was resolved before was told before
             self._tell_before(method, int(found.steps or 0))
+            other = None if recipe is None else recipe.warning(found.pick(*usual))
+            if other is not None:
+                log.warning("jali: %s", other)
         return found
 
     def _tell_before(self, method: Method, steps: int) -> None:
@@ -284,6 +295,9 @@ class Settings:
             from jali.generation.calibrated import cached_method
 
             return cached_method(self)
+        recipe = self.find_recipe()
+        if recipe is not None:
+            return recipe.scheduled
         preset = self.find_preset()
         return chosen_method(
             self.method or "entropy" if preset is None else preset.method,
@@ -309,6 +323,22 @@ class Settings:
             must = f"must be {', '.join(SHAPES)}, or numbers above 0 with commas"
             raise SettingError("curve", f"{must}, got {show(self.curve)}")
         return numbers
+
+    def find_recipe(self) -> Recipe | None:
+        """What its file holds; refused where it is of another model."""
+        if self.recipe is None:
+            return None
+        from jali.integration.models.registry import model_card
+        from jali.integration.recipe import Recipe
+
+        found, card = Recipe.read(self.recipe), model_card(self.model)
+        if found.model != card.name:
+            raise SettingError(
+                "recipe",
+                f": {self.recipe} is of the model {found.model}, and this is {card.name}; "
+                f"jali tune makes one",
+            )
+        return found
 
     def find_preset(self) -> Preset | None:
         if self.preset is None and self.config is None:
@@ -361,7 +391,9 @@ class Settings:
     @property
     def digest(self) -> str:
         """SHA-256 of the settings as canonical JSON."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        # What came later counts where it is set: folders that were written before keep theirs.
+        told = {name: v for name, v in self.to_dict().items() if v is not None or name not in LATER}
+        text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return files.digest(text)
 
     def differences(self, other: Settings) -> dict[str, tuple[Any, Any]]:
@@ -431,6 +463,7 @@ def dense_twin(settings: Settings) -> Settings:
             "total",
             "curve",
             "masks",
+            "recipe",
             "warmup_frac",
             "dense_first_layer",
             "attention",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from jali.integration.attachment import Attachment, attach, self_attentions, unw
 from jali.integration.choice import chosen_method
 from jali.integration.clock import Clock
 from jali.integration.models.preset import check_preset, preset_for
+from jali.integration.models.size import video_scale_of
+from jali.integration.recipe import Recipe, check_alone
 from jali.integration.run import Run
 from jali.integration.stats import Stats
 from jali.methods import METHODS, Method, Schedule
@@ -77,6 +80,7 @@ def apply_sparse_attention(
     model: str | None = None,
     total: float | None = None,
     curve: str | tuple[float, ...] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Handle:
     """Make the self-attention of a pipeline, or of a bare transformer, sparse until `.remove()`.
@@ -101,6 +105,8 @@ def apply_sparse_attention(
         curve: how they do: "exponential" (the default) or "linear", from dense in the first step;
             "flat" is one budget after the dense first steps and layer; or a tuple of relative
             budgets along the run.
+        recipe: instead of a method with its budget or total, a `Recipe` or its file, as `tune`
+            makes them. Another model is refused; another size or number of steps is warned of.
         model: the model of a preset that differs between models, where the pipeline is none of
             the registry's.
 
@@ -123,6 +129,14 @@ def apply_sparse_attention(
         check_count("steps", steps)
     pipe, transformers = transformers_of(target)
     layers = [self_attentions(module) for _, module in transformers]  # refused before any change
+    if recipe is not None:
+        check_alone(
+            method=None if method == "entropy" else method, mean_budget=mean_budget, total=total,
+            curve=curve, warmup_frac=warmup_frac, dense_first_layer=dense_first_layer, **options,
+        )  # fmt: skip
+        recipe = recipe if isinstance(recipe, Recipe) else Recipe.read(recipe)
+        recipe.check_model(dict(transformers))
+        method = recipe.scheduled
     if isinstance(method, str) and method not in METHODS:
         method = preset_for(method, model, pipe, transformers)
     chosen = chosen_method(
@@ -138,6 +152,9 @@ def apply_sparse_attention(
         )
     clock = Clock(None if pipe is None else weakref.ref(pipe), steps)
     run = Run(chosen, backend, when, finite, clock, preset=preset, unknown_masks=unknown_masks)
+    if recipe is not None:
+        run.recipe = recipe
+        run.recipe_box = recipe.run.box(video_scale_of(pipe, transformers[0][1]))
     handle = Handle(run, [])
     try:
         for (name, module), found in zip(transformers, layers, strict=True):
@@ -165,6 +182,7 @@ def sparse_processor_mode(
     model: str | None = None,
     total: float | None = None,
     curve: str | tuple[float, ...] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Iterator[Handle]:
     """A block in which a pipeline is sparse.
@@ -178,6 +196,7 @@ def sparse_processor_mode(
         total: of all attention work of the run, spread along it by a `curve`.
         method: a method's name or a `Method`; or else
         preset: a preset's name or a `Preset`.
+        recipe: or a `Recipe` or its file, which has all of these.
         options: these and all other arguments are those of `apply_sparse_attention`, which also
             says what is raised.
 
@@ -188,11 +207,13 @@ def sparse_processor_mode(
     """
     if preset is not None and method != "entropy":
         raise ValueError("give method= or preset=, not both: a preset names its method")
+    if preset is not None and recipe is not None:
+        check_alone(preset=preset)
     handle = apply_sparse_attention(
         pipe, method if preset is None else preset, mean_budget=mean_budget, backend=backend,
         warmup_frac=warmup_frac, dense_first_layer=dense_first_layer, steps=steps, when=when,
         finite=finite, unknown_masks=unknown_masks, model=model, total=total, curve=curve,
-        **options,
+        recipe=recipe, **options,
     )  # fmt: skip
     try:
         yield handle

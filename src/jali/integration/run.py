@@ -19,6 +19,7 @@ from jali.integration.clock import Clock, Moment
 from jali.integration.masks import MaskReading, read_mask
 from jali.integration.operator import number_of
 from jali.integration.parallel import Ranks, across_ranks, joint_order, tensor_ranks, ulysses_ranks
+from jali.integration.recipe import Recipe
 from jali.integration.stats import CallLog, CallRecord, Stats
 from jali.integration.stopwatch import RanAttention, Stopwatch, now
 from jali.integration.transformer import AttentionCall, RunTransformer, TransformerCall
@@ -28,7 +29,7 @@ from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
 from jali.planning.tables import Tables
 from jali.presets import Preset
-from jali.tokens.grid import TokenGrid
+from jali.tokens.grid import Box, TokenGrid
 from jali.tokens.heads import heads_first, heads_last
 from jali.tokens.padding import KeyPadding
 
@@ -56,6 +57,8 @@ class Run:
     dense_backend_chosen: bool = False  # while the run was on
     watch: Callable[[AttentionCall], None] | None = None  # shown every call that is not stock
     preset: Preset | None = None  # its statements about the grid are checked against every call
+    recipe: Recipe | None = None  # other runs than those it was found with are warned of
+    recipe_box: Box | None = None  # the tokens of such a run
     unknown_masks: str = "raise"
     notes: tuple[str, ...] = ()  # what a summary has to say besides
     forewarned: bool = False  # who made the run has said already that no step will be sparse
@@ -99,8 +102,21 @@ class Run:
         if here.call is None:
             self._times.why_not = self._times.why_not or unseen_cache(here)
         boxes = here.family.geometry.boxes(numbers, tensors)
+        if moment.step == 0:
+            self._tell_other_run(moment, boxes)
         here.call = TransformerCall(moment, boxes, tensor_ranks(here.module()))
         here.call.started = now(timestep)
+
+    def _tell_other_run(self, moment: Moment, boxes: Sequence[Box]) -> None:
+        """Where a recipe was found with another size or number of steps."""
+        if self.recipe is None or self.forewarned:
+            return
+        steps = {"steps": moment.steps} if self.clock.knows_steps else {}
+        here, known = boxes[0] if len(boxes) == 1 else None, self.recipe_box
+        apart = here is not None and known is not None and here != known
+        other = self.recipe.warning(steps, f"{here} tokens, not {known}" if apart else None)
+        if other is not None:
+            self._tell(other)
 
     def end(self, index: int, output: Any) -> None:
         """A transformer call is over."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from jali.integration.fingerprint import Fingerprint
 from jali.maskbook.book import MaskBook
 from jali.maskbook.container import BookError
 from jali.maskbook.error_book import ErrorBook
-from jali.maskbook.fingerprint import Fingerprint
 from jali.maskbook.header import MEAN, Header
 from jali.maskbook.write import write_book
 

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from jali.integration.attachment import self_attentions
 from jali.integration.families import family_of
+from jali.integration.fingerprint import Fingerprint
 from jali.integration.models.registry import model_card
 from jali.integration.models.size import video_scale_of
 from jali.integration.modes import transformers_of
 from jali.maskbook.book import MaskBook
 from jali.maskbook.container import BookError
-from jali.maskbook.fingerprint import Fingerprint
 from jali.maskbook.header import MEAN, Header
 from jali.maskbook.noise import noise_levels
 from jali.maskbook.write import write_book

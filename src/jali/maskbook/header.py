@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from jali import files
+from jali.integration.fingerprint import Fingerprint
 from jali.maskbook.bits import width
 from jali.maskbook.container import BookError, TensorTable, lay_out, unique
-from jali.maskbook.fingerprint import Fingerprint
 from jali.planning.plan import LEVELS, SKIP, check_ratios
 from jali.presets import schema
 from jali.tokens.grid import Box, Text, TokenGrid

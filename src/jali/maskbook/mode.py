@@ -16,11 +16,11 @@ from torch import nn
 
 from jali.integration.choice import check_asked, usual_schedule, with_schedule
 from jali.integration.config import BUDGET
+from jali.integration.fingerprint import check_same_model
 from jali.integration.modes import Handle, sparse_processor_mode, transformers_of
 from jali.maskbook import MaskBook
 from jali.maskbook.cached import Cached
 from jali.maskbook.curve import BookCurve
-from jali.maskbook.fingerprint import Fingerprint
 from jali.maskbook.noise import noise_levels
 from jali.maskbook.resample import schedule_like
 from jali.methods import Schedule
@@ -103,22 +103,11 @@ def check_model(
     book: MaskBook, transformers: dict[str, nn.Module], other_weights: bool = False
 ) -> None:
     """Refuse a book of another model, naming both."""
-    known = book.header.fingerprints
-    missing = sorted(set(known) - set(transformers))
-    if missing:
-        raise ValueError(
-            f"the book is of {', '.join(known)}, this pipeline has {', '.join(transformers)}"
-        )
-    for name, recorded in known.items():
-        here = Fingerprint.of(transformers[name])
-        if problem := recorded.other_model(here):
-            of = f" ({book.header.model})" if book.header.model else ""
-            raise ValueError(f"this is another model than the book's{of}: {problem}")
-        if not other_weights and (problem := recorded.other_weights(here)):
-            raise ValueError(
-                f"the weights of {name} are not those the book was made with: {problem}. Calibrate "
-                f"for these, or pass other_weights=True to replay it all the same"
-            )
+    remedy = "Calibrate for these, or pass other_weights=True to replay it all the same"
+    h = book.header
+    check_same_model(
+        "book", h.fingerprints, transformers, h.model, None if other_weights else remedy
+    )
 
 
 def book_method(

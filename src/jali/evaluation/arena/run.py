@@ -141,8 +141,8 @@ def prepare(
         raise InputError("an arena needs at least one total and one schedule")
     check_prompts(prompts)
     specs = [read_method_spec(word) for word in methods]
-    bare = ("method", "preset", "config", "budget", "total", "curve", "masks", "warmup_frac",
-            "dense_first_layer", "attention")  # fmt: skip
+    bare = ("method", "preset", "config", "budget", "total", "curve", "masks", "recipe",
+            "warmup_frac", "dense_first_layer", "attention")  # fmt: skip
     nothing: dict[str, Any] = dict.fromkeys(bare)
     base = replace(settings, options={}, **nothing)
     dense = dense_twin(base).resolve(pipe)

@@ -25,7 +25,8 @@ from jali.generation.produce import warm_up
 from jali.generation.settings import dense_twin
 from jali.methods import METHODS, Dense
 
-DENSE = "dense"
+DENSE, RECIPE = "dense", "recipe"
+SIZE = ("steps", "guidance", "height", "width", "num_frames")
 RESULTS, PLOT = "results.json", "pareto.svg"
 KIND = "jali-pipeline-bench"
 
@@ -51,9 +52,13 @@ class PipelineRow:
 def candidates(
     base: Settings, methods: Sequence[str], budgets: Sequence[float], masks: str | None = None
 ) -> dict[str, Settings]:
-    """Every run by the name of its folder, dense first. A preset has its own budget."""
+    """Every run by the name of its folder, dense first. A preset has its own budget, a recipe its
+    own size too, which then is that of all."""
+    recipe = None if base.recipe is None else replace(base, attention=None, options={}).resolve()
+    if recipe is not None:
+        base = replace(base, recipe=None, **recipe.pick(*SIZE))
     bare = replace(base, attention=None, options={})
-    found = {DENSE: dense_twin(base)}
+    found = {DENSE: dense_twin(base)} | ({} if recipe is None else {RECIPE: recipe})
     for name in methods:
         if name not in METHODS:
             found[name] = replace(bare, preset=name, method=None).resolve()

@@ -48,19 +48,21 @@ def demo_settings(
     method: str | None = None,
     budget: float | None = None,
     steps: int | None = None,
+    recipe: str | Path | None = None,
     **others: Any,
 ) -> Settings:
-    """The sparse run, resolved: 0.4 of all attention work along a falling schedule, or a budget
-    after dense first steps. Everything that cannot be is refused before weights are read."""
+    """The sparse run, resolved: 0.4 of all attention work along a falling schedule, a budget after
+    dense first steps, or a recipe. Everything that cannot be is refused before weights are read."""
     if method == "dense":
         raise ValueError("method is compared with dense, so it is another one, got 'dense'")
     if steps is not None and not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"steps must be 1 to {MOST_STEPS}, got {steps}")
     return Settings(
         model=MODEL,
-        method=METHOD if method is None else method,
+        method=METHOD if method is None and recipe is None else method,
         budget=budget,
-        total=TOTAL if budget is None else None,
+        total=TOTAL if budget is None and recipe is None else None,
+        recipe=None if recipe is None else str(recipe),
         steps=steps or STEPS,
         **(QUICK if quick else FULL),
         **others,

@@ -33,18 +33,19 @@ class Fingerprint:
         text = json.dumps(plain, sort_keys=True, default=str)
         return cls(type(module).__name__, hashlib.sha256(text.encode()).hexdigest(), _some(module))
 
-    def other_model(self, here: Fingerprint) -> str | None:
-        """Why `here` is another model; None where it is the same."""
+    def other_model(self, here: Fingerprint, what: str = "book") -> str | None:
+        """Why `here` is another model than this one, which `what` is of; None where it is
+        the same."""
         if self.kind != here.kind:
-            return f"the book is of a {self.kind}, this is a {here.kind}"
+            return f"the {what} is of a {self.kind}, this is a {here.kind}"
         if self.config != here.config:
             return (
-                f"the book's {self.kind} has the configuration {self.config[:12]}, this one "
+                f"the {what}'s {self.kind} has the configuration {self.config[:12]}, this one "
                 f"{here.config[:12]}"
             )
         return None
 
-    def other_weights(self, here: Fingerprint) -> str | None:
+    def other_weights(self, here: Fingerprint, what: str = "book") -> str | None:
         """Where the weights differ by more than a change of precision (fp8 is the coarsest) makes
         them."""
         for name, values in self.weights.items():
@@ -54,8 +55,34 @@ class Fingerprint:
             largest = max(map(abs, values), default=0.0)
             for own, other in zip(values, found, strict=True):
                 if abs(own - other) > 0.08 * largest + 1e-6:
-                    return f"{name} holds {own:.4g} in the book and {other:.4g} here"
+                    return f"{name} holds {own:.4g} in the {what} and {other:.4g} here"
         return None
+
+
+def check_same_model(
+    what: str,
+    known: Mapping[str, Fingerprint],
+    transformers: Mapping[str, nn.Module],
+    model: str | None,
+    other_weights: str | None,
+) -> None:
+    """Refuse transformers that are not those that a book or a recipe (`what`) was made with, naming
+    both. `other_weights` is what to do where only the weights are others; None accepts them."""
+    if set(known) - set(transformers):
+        raise ValueError(
+            f"the {what} is of {', '.join(known)}, this pipeline has {', '.join(transformers)}"
+        )
+    for name, recorded in known.items():
+        here = Fingerprint.of(transformers[name])
+        if problem := recorded.other_model(here, what):
+            of = f" ({model})" if model else ""
+            raise ValueError(f"this is another model than the {what}'s{of}: {problem}")
+        problem = recorded.other_weights(here, what)
+        if problem and other_weights is not None:
+            raise ValueError(
+                f"the weights of {name} are not those the {what} was made with: {problem}. "
+                f"{other_weights}"
+            )
 
 
 def _some(module: nn.Module) -> dict[str, tuple[float, ...]]:
