@@ -5,6 +5,7 @@ from jali.attend import Attended as Attended
 from jali.attend import attend as attend
 from jali.evaluation.arena.leaderboard import Leaderboard as Leaderboard
 from jali.evaluation.arena.run import arena as arena
+from jali.evaluation.tuning.run import tune as tune
 from jali.functional import sparse_attention as sparse_attention
 from jali.integration.autoregressive import autoregressive_mode as autoregressive_mode
 from jali.integration.backend_name import register_backend as register_backend

@@ -23,6 +23,7 @@ from jali.cli import (
     inspect,
     methods,
     presets,
+    tune,
 )
 from jali.cli.exits import INTERRUPTED, short_usage_errors
 from jali.cli.old_names import OldNames
@@ -97,6 +98,7 @@ for group, text in (
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2], short_help=text)
 add(inspect.inspect, "Which method suits a model.", inspect.EXAMPLES)
 add(arena.arena, "All methods on finished clips, at equal work.", arena.EXAMPLES)
+add(tune.tune, "A wanted quality or speed to a recipe.", tune.EXAMPLES)
 add(methods.methods, "Every method in one line.", methods.EXAMPLES)
 add(presets.presets, "Methods that have a name.", presets.EXAMPLES)
 add(doctor.doctor, "What runs here, why not the rest, what to expect.", doctor.EXAMPLES)

@@ -194,13 +194,18 @@ class Recipe:
 
     def text(self) -> str:
         """The recipe as YAML."""
+        plain = self.to_dict()
+        return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: what the file holds."""
         plain: dict[str, Any] = {"kind": KIND, "version": VERSION, "model": self.model}
         plain |= write_method(self.method)
         plain["curve"] = None if self.curve is None else write_fields(self.curve)
         for name in ("run", "target", "met", "measured", "machine", "notes", "date", "jali"):
             plain[name] = _plain(getattr(self, name))
         plain["fingerprints"] = {n: _plain(f) for n, f in self.fingerprints.items()}
-        return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=None)
+        return plain
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Recipe:

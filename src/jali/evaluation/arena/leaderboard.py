@@ -313,7 +313,20 @@ def _difference(made: Mapping[Row, Sequence[Record]], one: Standing, other: Stan
 def _speed_up(results: Results, records: Sequence[Record], what: str) -> Interval | None:
     """Over the dense runs of the same group and session: an interval over groups or, of fewer than
     three, the ratio to every single one of them."""
-    ratios: list[list[float]] = []
+    ratios = speed_ups(results, records, what)
+    if not ratios:
+        return None
+    if len(ratios) >= FEWEST:
+        return interval([fmean(several) for several in ratios], POSITIVE)
+    single = [ratio for several in ratios for ratio in several]
+    return Interval(fmean(single), None, None, len(ratios), tuple(single))
+
+
+def speed_ups(
+    results: Results, records: Sequence[Record], what: str = "seconds"
+) -> list[list[float]]:
+    """Of every record, how much faster it is than each dense run of its group and session."""
+    ratios = []
     for record in records:
         own = getattr(record, what)
         dense = [
@@ -324,9 +337,4 @@ def _speed_up(results: Results, records: Sequence[Record], what: str) -> Interva
         ]
         if own and dense:
             ratios.append([seconds / own for seconds in dense])
-    if not ratios:
-        return None
-    if len(ratios) >= FEWEST:
-        return interval([fmean(several) for several in ratios], POSITIVE)
-    single = [ratio for several in ratios for ratio in several]
-    return Interval(fmean(single), None, None, len(ratios), tuple(single))
+    return ratios

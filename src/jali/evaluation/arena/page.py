@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from jali.evaluation.arena.leaderboard import (
     differs,
     spread,
 )
-from jali.evaluation.arena.record import DENSE
+from jali.evaluation.arena.record import DENSE, Results
+from jali.evaluation.arena.row import Row
 from jali.evaluation.arena.studio import film_of
 from jali.evaluation.quality.measure import describe
 from jali.evaluation.report.film import read_film
@@ -29,14 +30,14 @@ MOST_FILMS = 24 * 2**20
 
 def render_page(board: Leaderboard, folder: Path, picture: Path | None = None) -> str:
     """One self-contained HTML page; films of the first prompts, as many as it has room for."""
-    films, shown = _films(board, folder)
     results = board.results
-    style = resources.files("jali.evaluation.report") / "page.css"
+    films, shown = films_of(results, [s.row for one in board.boards for s in one.standings], folder)
     return render(
         "jali.evaluation.arena",
         "page.html",
-        style=_Raw(style.read_text("utf-8")),
+        style=page_style(),
         board=board,
+        results=results,
         settings=results.settings,
         device=str(results.machine.get("device") or "an unknown machine"),
         metrics=[(name, describe(name)) for name in board.metrics],
@@ -49,6 +50,11 @@ def render_page(board: Leaderboard, folder: Path, picture: Path | None = None) -
         differs=differs,
         marks=marks,
     )
+
+
+def page_style() -> str:
+    """The style of all pages."""
+    return _Raw((resources.files("jali.evaluation.report") / "page.css").read_text("utf-8"))
 
 
 class _Raw(str):
@@ -70,13 +76,15 @@ def _headline(board: Leaderboard) -> tuple[str, str]:
     return f"{first.psnr:.1f} dB", f" at {least.total:g} of the work, by {first.row.label}"
 
 
-def _films(board: Leaderboard, folder: Path) -> tuple[dict[str, str], list[int]]:
+def films_of(
+    results: Results, rows: Sequence[Row], folder: Path
+) -> tuple[dict[str, str], list[int]]:
     """Films by RUN/NUMBER as data, and the numbers of the prompts that are shown."""
-    runs = [DENSE, *(s.row.folder for one in board.boards for s in one.standings)]
+    runs = [DENSE, *(row.folder for row in rows)]
     found: dict[str, str] = {}
     shown: list[int] = []
     room = MOST_FILMS
-    for number, prompt in enumerate(board.results.prompts):
+    for number, prompt in enumerate(results.prompts):
         paths = {run: film_of(folder, run, number, prompt) for run in runs}
         there = {run: path for run, path in paths.items() if path is not None}
         room -= sum(path.stat().st_size for path in there.values())
@@ -88,32 +96,44 @@ def _films(board: Leaderboard, folder: Path) -> tuple[dict[str, str], list[int]]
 
 
 def _data(board: Leaderboard, shown: list[int], films: Mapping[str, str]) -> dict[str, Any]:
+    own = {one.title: [s.row for s in one.standings] for one in board.boards}
+    return page_data(board.results, own, shown, films)
+
+
+def page_data(
+    results: Results,
+    boards: Mapping[str, Sequence[Row]],
+    shown: Sequence[int],
+    films: Mapping[str, str],
+    label: Callable[[Row], str] = lambda row: row.label,
+) -> dict[str, Any]:
     """What the script needs: for every board its runs in their order, with each clip's PSNR."""
     ids = {name: f"film-{number}" for number, name in enumerate(films)}
+    dense = {"name": DENSE, "films": [ids.get(f"{DENSE}/{n}") for n in shown], "psnr": []}
     return {
-        "clips": [{"prompt": board.results.prompts[number]} for number in shown],
+        "clips": [{"prompt": results.prompts[number]} for number in shown],
         "boards": [
             {
-                "title": one.title,
-                "runs": [
-                    {"name": DENSE, "films": [ids.get(f"{DENSE}/{n}") for n in shown], "psnr": []},
-                    *(_run_data(board, s, shown, ids) for s in one.standings),
-                ],
+                "title": title,
+                "runs": [dense, *(_run_data(results, row, shown, ids, label) for row in rows)],
             }
-            for one in board.boards
+            for title, rows in boards.items()
         ],
     }
 
 
 def _run_data(
-    board: Leaderboard, standing: Standing, shown: list[int], ids: Mapping[str, str]
+    results: Results,
+    row: Row,
+    shown: Sequence[int],
+    ids: Mapping[str, str],
+    label: Callable[[Row], str],
 ) -> dict[str, Any]:
-    row = standing.row
     by_clip: dict[int, float] = {}
-    for first, record in board.results.of(row).items():
-        by_clip |= dict(zip(board.results.group(first), record.metrics["psnr"], strict=True))
+    for first, record in results.of(row).items():
+        by_clip |= dict(zip(results.group(first), record.metrics["psnr"], strict=True))
     return {
-        "name": row.label,
+        "name": label(row),
         "films": [ids.get(f"{row.folder}/{number}") for number in shown],
         "psnr": [by_clip.get(number) for number in shown],
     }

@@ -181,8 +181,8 @@ def play(plan: Plan, pipe: Any, stop: float | None, tell: Tell) -> Leaderboard:
         if row.schedule is not None and row.total is not None:
             row.schedule.check(row.total, int(plan.dense.steps or 1), layers)
     check_sizes(pipe, plan.dense)
-    with hold_folder(plan.folder), _measured_speed():
-        game = _Game(plan, pipe, stop, tell)
+    with hold_folder(plan.folder), measured_speed():
+        game = Game(plan, pipe, stop, tell)
         game.play()
         board = Leaderboard.of(game.results, plan.rows)
         write_pages(plan.folder, board)
@@ -190,7 +190,7 @@ def play(plan: Plan, pipe: Any, stop: float | None, tell: Tell) -> Leaderboard:
 
 
 @contextlib.contextmanager
-def _measured_speed() -> Iterator[None]:
+def measured_speed() -> Iterator[None]:
     """No forecasts from every single row: here all of them are timed."""
     from jali.integration.forecast import SLOWER
 
@@ -205,7 +205,7 @@ def _measured_speed() -> Iterator[None]:
 
 
 @dataclass
-class _Game:
+class Game:
     """A session: what was measured so far, and how long things take."""
 
     plan: Plan
@@ -226,13 +226,18 @@ class _Game:
         self.all = sum(map(len, todo.values()))
         if not self.all or self._is_late(None):
             return
-        self._warm_up([row for rows in todo.values() for row in rows])
-        dense = self.plan.dense
-        scorer = Scorer.load(self.studio.device, int(dense.height or 1), int(dense.width or 1))
-        self.results = replace(self.results, unavailable=scorer.unavailable)
+        scorer = self.get_ready([row for rows in todo.values() for row in rows])
         for first, rows in todo.items():
             if rows and not self._group(first, rows, scorer):
                 return
+
+    def get_ready(self, rows: Sequence[Row]) -> Scorer:
+        """Warm up for these rows, and load what judges them."""
+        self._warm_up(rows)
+        dense = self.plan.dense
+        scorer = Scorer.load(self.studio.device, int(dense.height or 1), int(dense.width or 1))
+        self.results = replace(self.results, unavailable=scorer.unavailable)
+        return scorer
 
     def _missing(self, first: int) -> list[Row]:
         return [row for row in self.plan.rows if first not in self.results.of(row)]
@@ -254,7 +259,7 @@ class _Game:
         group = self.results.group(first)
         if self._is_late(None):
             return False
-        dense = self._dense(group)
+        dense = self.dense(group)
         for row in rows:
             if self._is_late(row):
                 return False
@@ -281,7 +286,7 @@ class _Game:
         self.results = replace(self.results, failed={**self.results.failed, str(row): why})
         self.results.write(self.plan.folder)
 
-    def _dense(self, group: range) -> Tensor:
+    def dense(self, group: range) -> Tensor:
         """The dense clips of a group. Those that were kept count, whoever made them."""
         made = self._time_dense(group)
         kept = self.studio.read_dense(group)
@@ -303,6 +308,18 @@ class _Game:
 
     def _row(self, row: Row, group: range, dense: Tensor, scorer: Scorer) -> None:
         made, tries = self._matched(row, group)
+        self.note(row, group, made, tries, dense, scorer)
+
+    def note(
+        self,
+        row: Row,
+        group: range,
+        made: Made,
+        tries: Sequence[tuple[float, float]],
+        dense: Tensor,
+        scorer: Scorer,
+    ) -> None:
+        """Judge the clips of a row, and keep them and what was measured."""
         metrics = scorer.compare(made.clips, dense)
         fresh = not self.results.of(row) or not self.studio.has_run(row.folder)
         self.studio.keep(row.folder, made, group, fresh)

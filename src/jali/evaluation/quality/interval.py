@@ -51,6 +51,22 @@ def interval(values: Sequence[float], bounds: tuple[float, float] = ANY) -> Inte
     return Interval(mean, max(mean - half, low), min(mean + half, high), n)
 
 
+def interval_of_next(
+    values: Sequence[float], bounds: tuple[float, float] = ANY
+) -> tuple[float, float] | None:
+    """Where one more value is expected with 95 %, were all normally distributed; None of fewer than
+    three. It is wider than that of the mean, and more values do not make it small.
+
+    >>> interval_of_next([30.0, 35.0])
+    """
+    found, n = interval(values, bounds), len(values)
+    if found.mean is None or found.low is None:
+        return None
+    variance = math.fsum((value - found.mean) ** 2 for value in values) / (n - 1)
+    half = student(n - 1) * math.sqrt(variance * (1 + 1 / n))
+    return max(found.mean - half, bounds[0]), min(found.mean + half, bounds[1])
+
+
 def student(freedom: int, level: float = LEVEL) -> float:
     """The t for which Student's distribution has `level` of its mass within -t..t."""
     low, high = 0.0, math.pi / 2

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def render(package: str, template: str, **values: Any) -> str:
     """The template file of a package, filled in.
 
-    Besides `values`, a template has `source(name)`, another file of the package as it is (a style,
-    a script), and `tojson`, safe inside a script whatever the words in it.
+    Besides `values`, a template has `source(name)`, another file of the package (or `PACKAGE/NAME`
+    of `jali.evaluation`, which it may include too) as it is: a style, a script. And `tojson`, safe
+    inside a script whatever the words in it.
 
     Raises:
         ImportError: jinja2 is not installed.
@@ -34,10 +35,10 @@ def check_installed() -> None:
 @functools.cache
 def _environment(package: str) -> Environment:
     check_installed()
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    loader = PackageLoader(package, "")
+    loader = ChoiceLoader([PackageLoader(package, ""), PackageLoader("jali.evaluation", "")])
     environment = Environment(
         loader=loader,
         autoescape=True,
