@@ -148,14 +148,14 @@ def test_time_that_is_over_ends_it_with_what_is_there(
     from jali.evaluation.arena import run
 
     made: list[str] = []
-    make = run._Game._row
+    make = run.Game._row
 
     def slow(self: Any, row: Any, *rest: Any) -> None:
         make(self, row, *rest)
         made.append(str(row))
         self.stop = run.time.monotonic() if len(made) == 2 else self.stop
 
-    monkeypatch.setattr(run._Game, "_row", slow)
+    monkeypatch.setattr(run.Game, "_row", slow)
     board = play(tmp_path / "short", minutes=60)
     assert len(made) == 2
     assert not board.is_complete

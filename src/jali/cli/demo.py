@@ -149,6 +149,8 @@ def _show_clips(settings: Settings, prompt: str, folder: Path, as_json: bool) ->
     say(_clip_table(found, settings))
     films = [facts[run]["video"] for run in ("dense", "sparse")]
     say(f"beside it: {', '.join([clips.FILM, clips.STRIP, *films])}", style="dim")
+    own = "jali tune --model nano --target-psnr 35 --output nano.yaml (or --speedup 1.5)"
+    say(f"your own target: {own}", style="dim", soft_wrap=True)
     say(f"Open {folder / clips.PAGE}", soft_wrap=True)
 
 

@@ -112,11 +112,14 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Begin with: jali demo, jali doctor, jali generate --with-dense")
+@app.callback()
 def main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version.")
     ] = False,
 ) -> None:
-    """Training-free sparse attention for video and image diffusion transformers."""
+    """Training-free sparse attention for video and image diffusion transformers.
+
+    Begin with: jali demo, jali doctor, jali tune
+    """
     del version

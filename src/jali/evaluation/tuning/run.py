@@ -33,7 +33,6 @@ from jali.generation.produce import check_sizes, load
 from jali.generation.prompts import default_prompts
 from jali.generation.settings import Settings
 from jali.integration.fingerprint import Fingerprint
-from jali.integration.modes import transformers_of
 from jali.integration.recipe import DIGITS, Measured, Recipe, RunSize, Target
 from jali.methods import Dense
 from jali.planning.curve import Curve
@@ -354,6 +353,8 @@ class _Tuning:
         measured: Measured,
         said: Sequence[str],
     ) -> Recipe:
+        from jali.integration.modes import transformers_of
+
         dense, results = self.request.plan.dense, self.game.results
         _, transformers = transformers_of(self.game.pipe)
         names = ("steps", "height", "width", "num_frames", "guidance")
