@@ -215,8 +215,9 @@ class _Tuning:
         if fits < asked:
             self.deciding, self.held_out = self.deciding[:fits], self.held_out[:fits]
             self.notes.append(
-                f"The minutes were enough for {fits * self.game.results.batch} prompts in each half"
-                f", not {asked * self.game.results.batch}."
+                f"The minutes were enough for {fits} of {asked} groups of prompts in each half."
+                if self.game.results.batch > 1
+                else f"The minutes were enough for {fits} of {asked} prompts in each half."
             )
             self.game.all = fits * (3 + USUAL_TRIES * len(self.specs))
 
@@ -294,11 +295,12 @@ class _Tuning:
             assert better.mean is not None
             assert better.low is not None
             half = f"{better.mean - better.low:.{DIGITS[metric]}f}"
-            words = f"{OTHER} instead of {CURVE}: {better.mean:+.{DIGITS[metric]}f} ± {half}"
+            by = f"{better.mean:+.{DIGITS[metric]}f} ± {half}"
+            words = f"A {OTHER} curve instead of an {CURVE} one: {by}"
             if better.low <= 0:
-                self.notes.append(f"{words.replace('-', '−')}, so it was not taken.".capitalize())
+                self.notes.append(f"{words.replace('-', '−')}, so it was not taken.")
                 return chosen
-            self.notes.append(f"{words}.".capitalize())
+            self.notes.append(f"{words}.")
             start = float(row.total or START)
             more = self._search(other, start, MORE_TRIES)
         except TimeOver:
@@ -339,7 +341,7 @@ class _Tuning:
             best = choose(own, self.target)
             if own and spec != chosen.row.method:
                 one = best or max(own, key=lambda one: one.margin(self.target))
-                said.append(f"{say_point(one, self.target)}.".capitalize())
+                said.append(f"{say_point(one, self.target)}.")
         return said
 
     def _dense_recipe(self) -> Recipe:
