@@ -47,10 +47,10 @@ def tune(pipe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable
     monkeypatch.setenv("JALI_WEIGHTS", str(tmp_path))  # no LPIPS: it takes longer than all
     make = studio.Studio.make
 
-    def timed(self: Any, settings: Any, group: range, on_step: Any = None) -> Any:
+    def timed(self: Any, settings: Any, group: range) -> Any:
         from dataclasses import replace
 
-        made = make(self, settings, group, on_step)
+        made = make(self, settings, group)
         timed.made.append((settings.label, settings.curve, settings.total, group.start))
         return replace(made, seconds=1 + 4 * made.cost)
 
