@@ -29,6 +29,7 @@ SHRUNK = {
     "inspect": (*SIZE, TEXT),
     "bench pipeline": (*SIZE, TEXT),
     "arena": (*SIZE, TEXT, "--totals=0.9"),
+    "tune": (*SIZE, TEXT),
 }
 LINES = [(block, line) for page in PAGES for block in shell(page) for line in block.commands]
 
@@ -119,7 +120,7 @@ def run(words: list[str], checkpoint: Callable[[str], Path]) -> None:
         given = command.make_context(name, list(rest)).params
         words = [*words, *SHRUNK[name], f"--path={checkpoint(given['model'])}"]
         if not given.get("prompt") and not given.get("prompts"):
-            words.append("--num-prompts=1")
+            words.append(f"--num-prompts={2 if name == 'tune' else 1}")  # one half judges
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, f"jali {shlex.join(words)}\n{done.output}\n{done.exception!r}"
 
