@@ -14,6 +14,7 @@ from jali.integration import operator
 from jali.integration.families import Family
 from jali.methods import Entropy, Method, RateDistortion, Schedule, Thresholded
 from jali.planning.budget import entropy_of, share_blocks
+from jali.planning.tradeoff import Sum
 from jali.tokens.grid import Text, TokenGrid
 from jali.tokens.layout import BlockLayout
 
@@ -140,9 +141,10 @@ class RateDistortionAcrossRanks(RateDistortion):
 
     ranks: Ranks | None = field(default=None, kw_only=True)
 
-    def sum_over_ranks(self, work: Tensor) -> Tensor:
+    @property
+    def sum_over_ranks(self) -> Sum:
         assert self.ranks is not None
-        return self.ranks.sum(work)
+        return self.ranks.sum
 
 
 @functools.cache

@@ -47,6 +47,14 @@ def _errors_of(
 
 
 @triton.jit
+def _work_at(work, batch, work_b, column, n, LEVELS: tl.constexpr):
+    """Of every level, 0 where there is none. [columns, _MOST]."""
+    level = tl.arange(0, _MOST)[None, :]
+    at = batch * work_b + column[:, None] * (1 + LEVELS) + level
+    return tl.load(work + at, mask=(column < n)[:, None] & (level <= LEVELS), other=0)
+
+
+@triton.jit
 def _saved_kernel(
     codes, tops, spread, mixed, fixed,
     work,  # fp32 [B or 1, n, 1 + LEVELS]
@@ -66,10 +74,8 @@ def _saved_kernel(
         POOLED, LEVELS, HAS_MIXED,
     )  # fmt: skip
     level = tl.arange(0, _MOST)
-    there = (column < n)[:, None] & (level <= LEVELS)[None, :]
-    at = batch * work_b + column[:, None] * (1 + LEVELS) + level[None, :]
-    cost = tl.load(work + at, mask=there, other=0.0)
-    unit = tl.load(units + at, mask=there, other=0)
+    cost = _work_at(work, batch, work_b, column, n, LEVELS)
+    unit = _work_at(units, batch, work_b, column, n, LEVELS)
 
     # The price at which a level j errs and costs as much as a finer one i. [columns, i, j]
     more = error[:, None, :] - error[:, :, None]
@@ -169,9 +175,7 @@ def _cheapest_kernel(
         POOLED, LEVELS, HAS_MIXED,
     )  # fmt: skip
     level = tl.arange(0, _MOST)
-    there = (column < n)[:, None] & (level <= LEVELS)[None, :]
-    at = batch * work_b + column[:, None] * (1 + LEVELS) + level[None, :]
-    cost = tl.load(work + at, mask=there, other=0.0)
+    cost = _work_at(work, batch, work_b, column, n, LEVELS)
     best = tl.argmin(error + tl.load(prices + batch) * cost, 1)
     free = tl.load(fixed + row * n + column, mask=column < n, other=1) == 0
     best = tl.where(free, best, 0).to(tl.int64)

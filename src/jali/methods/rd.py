@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from jali.kernels.lists import MEAN
 from jali.methods.method import Method, Query
 from jali.methods.sampling import jittered_positions
@@ -19,7 +17,7 @@ from jali.planning.plan import LEVELS, RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.site import Site
 from jali.planning.statistics import statistics_share, statistics_table
 from jali.planning.tables import period_of
-from jali.planning.tradeoff import Costs, choose_plan
+from jali.planning.tradeoff import Costs, Sum, choose_plan
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order, Raster
 from jali.value import check_choice, check_count, check_share, check_steps
@@ -126,9 +124,10 @@ class RateDistortion(Method):
             self.sum_over_ranks, self._costs,
         )  # fmt: skip
 
-    def sum_over_ranks(self, work: Tensor) -> Tensor:
-        """Work of all heads of a layer, where ranks share them."""
-        return work
+    @property
+    def sum_over_ranks(self) -> Sum | None:
+        """Adds up the work of ranks that share the heads of a layer; None where none do."""
+        return None
 
     def table(self, query: Query) -> ErrorTable:
         """The errors behind the plan: kept ones where there are, else of these numbers."""

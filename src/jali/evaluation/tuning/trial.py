@@ -22,8 +22,8 @@ class TimeOver(Exception):  # noqa: N818
 
 @dataclass
 class Trials:
-    """A session of tries. What is known already, from this session or one before, is not made
-    again. `reserve` seconds are left for what has to come in the end."""
+    """Tries, one after the other. What is known already, also from a tuning that was cut, is not
+    made again. `reserve` seconds are left for what has to come in the end."""
 
     game: Game
     scorer: Scorer
