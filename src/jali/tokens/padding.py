@@ -78,6 +78,17 @@ class KeyPadding:
         """The same keys where slot i holds the one that was at `order[i]`, as a mask."""
         return KeyPadding(mask=self.valid(len(order)).index_select(1, order))
 
+    def split(self, count: int) -> list[KeyPadding]:
+        """Those of `count` equal shares of the samples, in order."""
+        if self.mask is not None:
+            return [KeyPadding(mask=part) for part in self.mask.chunk(count)]
+        assert self.length is not None
+        rows = len(self.length) // count
+        return [
+            KeyPadding(length=part, host=self.host and self.host[i * rows : (i + 1) * rows])
+            for i, part in enumerate(self.length.chunk(count))
+        ]
+
     def last_sample(self) -> KeyPadding:
         """That of the last sample of a batch, in memory of its own."""
         if self.mask is not None:
