@@ -24,7 +24,6 @@ from .attention import block_sparse_attention
 from .descriptor import DescriptorTemplate, MatrixView, matrix_view, use_descriptors
 from .launch import Launch, TensorSpec, spec_of
 from .pooling import PoolLaunch, pool_launch
-from .score_means import block_means
 from .score_tiles import (
     LOG2E,
     Tile,
@@ -41,8 +40,6 @@ MOST_SAMPLES = 64
 MOST_KEYS = 128
 _BLOCK = 128  # of the rows' own attention, which reads everything: any size will do
 _LOG2E = tl.constexpr(LOG2E)
-_MEAN = tl.constexpr(MEAN)
-_NEGATIVE = tl.constexpr(float("-inf"))
 
 
 @triton.jit
@@ -54,153 +51,160 @@ def _rows_of(base, first, count, stride, column, columns, R: tl.constexpr):
 
 
 @triton.jit
-def _weights(
-    sample, lse, pooled, matrix, bias, row, d, scale,
-    D: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, MATRIX: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """What G means weigh, negative, and their sum. Tiles have at least sixteen rows."""
-    if MATRIX:
-        mean = matrix.load([row, 0])
-    else:
-        mean = _rows_of(pooled, row, G, D, d, D, G_PAD if G_PAD > 16 else 16)
-    g = tl.arange(0, G_PAD if G_PAD > 16 else 16)
-    count = tl.load(bias + g, mask=g < G, other=float("-inf"))  # log2 of real keys
-    logits = tl.dot(sample, tl.trans(mean), input_precision=PRECISION) * scale
-    weight = tl.exp2(logits + count[None, :] - lse[:, None])
-    return (-weight).to(mean.dtype), tl.sum(weight, 1)
+def _coarser(logit, share, count, lse, WHOLE: tl.constexpr, STEP: tl.constexpr):
+    """Mean logits and weights of groups of STEP groups, of which `share` [G] is each one's part in
+    its coarser group and `count` how many keys that has: a mean key's logit is its keys' mean."""
+    mean = tl.reshape(
+        logit * share[None, :], [logit.shape[0], logit.shape[1] // STEP, STEP]
+    )  # fmt: skip
+    mean = tl.sum(mean, 2)
+    weight = count[None, :] * tl.exp2(mean - lse[:, None])
+    if not WHOLE:
+        weight = tl.where((count > 0)[None, :], weight, 0.0)
+    return mean, weight
 
 
 @triton.jit
-def _pooled_error(
-    skipped, out, weight, mass, pooled, matrix, row, column, first_column,
-    D: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, MATRIX: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The squared change in some columns if G means are read, from that of skipping the block."""
-    if MATRIX:
-        value = matrix.load([row, first_column])
-    else:
-        value = _rows_of(pooled, row, G, D, column, D, G_PAD if G_PAD > 16 else 16)
-    change = tl.dot(weight, value, acc=skipped, input_precision=PRECISION) + mass[:, None] * out
-    return tl.sum(change * change, 1)
+def _spread(weight, share, STEP: tl.constexpr):
+    """Weights of groups dealt out to the STEP parts of each."""
+    each = tl.broadcast_to(weight[:, :, None], [weight.shape[0], weight.shape[1], STEP])
+    return tl.reshape(each, [weight.shape[0], weight.shape[1] * STEP]) * share[None, :]
 
 
 @triton.jit
-def _store_mean(
-    into, error, counted, there, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr
+def _changed(acc, mass, weight, value, out, PRECISION: tl.constexpr):
+    """The change so far and its squared size, when values lose as much weight more."""
+    weight = weight.to(value.dtype)
+    acc = tl.dot(weight, value, acc=acc, input_precision=PRECISION)
+    mass += tl.sum(weight.to(tl.float32), 1)
+    change = acc - mass[:, None] * out.to(tl.float32)
+    return acc, mass, tl.sum(change * change, 1)
+
+
+@triton.jit
+def _counts(here, G: tl.constexpr, RATIO: tl.constexpr, WHOLE: tl.constexpr):
+    """Real keys of every group of RATIO. fp32 [G]."""
+    if WHOLE:
+        return tl.full([G], RATIO, tl.float32)
+    left = here - tl.arange(0, G) * RATIO
+    return tl.minimum(tl.maximum(left, 0), RATIO).to(tl.float32)
+
+
+@triton.jit
+def _shares(fine, count, STEP: tl.constexpr):
+    """Of groups in the coarser ones that hold STEP of them."""
+    each = tl.broadcast_to(tl.maximum(count, 1.0)[:, None], [count.shape[0], STEP])
+    return fine / tl.reshape(each, [count.shape[0] * STEP])
+
+
+@triton.jit
+def _level(
+    acc, mass, logit, weight, fine, value, out, lse, here, values, matrix, row,
+    RATIO: tl.constexpr, STEP: tl.constexpr, READ: tl.constexpr, GROUPS: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, KEYS: tl.constexpr, MATRIX: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The mean over the samples of a block that count and are numbers."""
-    usable = counted & (error == error)
-    error = tl.where(usable, error, 0.0)
-    sums = tl.sum(tl.reshape(error, [ROWS // PER_BLOCK, PER_BLOCK]), 1)
-    number = tl.sum(tl.reshape(usable.to(tl.float32), [ROWS // PER_BLOCK, PER_BLOCK]), 1)
-    tl.store(into, sums / tl.maximum(number, 1.0), mask=there)
+    """The error of reading means of RATIO keys, and what a coarser level starts from: where READ
+    the means themselves, else what was there before, with the weights dealt out to it."""
+    count = _counts(here, KEYS // RATIO, RATIO, MATRIX)
+    share = _shares(fine, count, STEP)
+    mean, heavier = _coarser(logit, share, count, lse, MATRIX, STEP)
+    dealt = _spread(heavier, share, STEP)
+    acc, mass, error = _changed(acc, mass, weight - dealt, value, out, PRECISION)
+    if READ:
+        if MATRIX:
+            coarse = matrix.load([row, 0])
+        else:
+            real = tl.minimum(GROUPS, (here + RATIO - 1) // RATIO)
+            coarse = _rows_of(values, row, real, D, tl.arange(0, D_PAD), D, KEYS // RATIO)
+        return error, acc, mass, mean, heavier, count, coarse
+    else:  # noqa: RET505 – the compiler follows one of both only so
+        return error, acc, mass, logit, dealt, fine, value
 
 
 @triton.jit
 def _block_errors(
-    into, sample, lse, outs, first, left, counted, there, k_head, v_head, k_s, v_s,
+    into, sample, lse, out, counted, number, there, k_head, v_head, k_s, v_s,
     k_matrix, v_matrix, k_row, v_row, k_column, v_column,
-    pooled, keys2, keys4, keys8, values2, values4, values8, pool_row, values_at, bias,
-    start2, start4, start8,
-    k_mean, v_mean, j, here, scale,
-    D: tl.constexpr, D_PAD: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    PER_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, KEYS: tl.constexpr, HAS2: tl.constexpr,
-    HAS4: tl.constexpr, HAS8: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_SKIP: tl.constexpr,
-    MATRIX: tl.constexpr,  # read means through descriptors
-    WHOLE: tl.constexpr,  # and keys and values, of which none is missing
+    values, values2, values4, values8, value_row, start2, start4, start8, j, here, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr,
+    K_BLOCK: tl.constexpr, KEYS: tl.constexpr, HAS2: tl.constexpr, HAS4: tl.constexpr,
+    HAS8: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_SKIP: tl.constexpr, READ2: tl.constexpr,
+    READ4: tl.constexpr, READ8: tl.constexpr,
+    MATRIX: tl.constexpr,  # read through descriptors, whole blocks only
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Errors of the levels of one key block, of which the first `here` keys are real.
 
-    Weights of all levels come first; then the output's columns in parts, so that the changes of
-    some rows at several levels fit the registers.
+    From each level to the next coarser one only the weights' difference is multiplied, and added to
+    the change so far: one accumulator serves all levels.
     """
     d = tl.arange(0, D_PAD)
-    key = tl.arange(0, KEYS)
-    if WHOLE:
+    if MATRIX:
         tile = k_matrix.load([k_row + j * K_BLOCK, k_column])
-        logits = tl.dot(sample, tl.trans(tile), input_precision=PRECISION) * scale
+        value = v_matrix.load([v_row + j * K_BLOCK, v_column])
     else:
         tile = _rows_of(k_head, j * K_BLOCK, here, k_s, d, D, KEYS)
-        logits = tl.dot(sample, tl.trans(tile), input_precision=PRECISION) * scale
-        logits = tl.where((key < here)[None, :], logits, _NEGATIVE)
-    exact = tl.exp2(logits - lse[:, None])
-    mass = tl.sum(exact, 1)
-    weight = exact.to(sample.dtype)
-    row2 = start2 + j * (K_BLOCK // 2)
-    row4 = start4 + j * (K_BLOCK // 4)
-    row8 = start8 + j * (K_BLOCK // 8)
+        value = _rows_of(v_head, j * K_BLOCK, here, v_s, d, D, KEYS)
+    logit = tl.dot(sample, tl.trans(tile), input_precision=PRECISION) * scale
+    weight = tl.exp2(logit - lse[:, None])
+    fine = _counts(here, KEYS, 1, MATRIX)
+    if not MATRIX:
+        weight = tl.where((fine > 0)[None, :], weight, 0.0)
+    acc = tl.zeros([ROWS, D_PAD], tl.float32)
+    mass = tl.zeros([ROWS], tl.float32)
+    error2 = mass
+    error4 = mass
+    error8 = mass
+    error_mean = mass
+    error_skip = mass
+    step4: tl.constexpr = 2 if READ2 else 4
+    step8: tl.constexpr = 2 if READ4 else (4 if READ2 else 8)
     if HAS2:
-        weight2, mass2 = _weights(
-            sample, lse, pooled, keys2, bias + row2, pool_row + row2, d, scale,
-            D, K_BLOCK // 2, KEYS // 2, MATRIX, PRECISION,
+        error2, acc, mass, logit, weight, fine, value = _level(
+            acc, mass, logit, weight, fine, value, out, lse, here,
+            values, values2, value_row + start2 + j * (K_BLOCK // 2),
+            2, 2, READ2, K_BLOCK // 2, D, D_PAD, KEYS, MATRIX, PRECISION,
         )  # fmt: skip
     if HAS4:
-        weight4, mass4 = _weights(
-            sample, lse, pooled, keys4, bias + row4, pool_row + row4, d, scale,
-            D, K_BLOCK // 4, KEYS // 4, MATRIX, PRECISION,
+        error4, acc, mass, logit, weight, fine, value = _level(
+            acc, mass, logit, weight, fine, value, out, lse, here,
+            values, values4, value_row + start4 + j * (K_BLOCK // 4),
+            4, step4, READ4, K_BLOCK // 4, D, D_PAD, KEYS, MATRIX, PRECISION,
         )  # fmt: skip
     if HAS8:
-        weight8, mass8 = _weights(
-            sample, lse, pooled, keys8, bias + row8, pool_row + row8, d, scale,
-            D, K_BLOCK // 8, KEYS // 8, MATRIX, PRECISION,
+        error8, acc, mass, logit, weight, fine, value = _level(
+            acc, mass, logit, weight, fine, value, out, lse, here,
+            values, values8, value_row + start8 + j * (K_BLOCK // 8),
+            8, step8, READ8, K_BLOCK // 8, D, D_PAD, KEYS, MATRIX, PRECISION,
         )  # fmt: skip
     if HAS_MEAN:
-        # One mean among sixteen rows: a product of tensor cores needs no fp32 copy of the samples.
-        mean = _rows_of(k_mean + j * D, 0, 1, D, d, D, 16).to(sample.dtype)
-        logit = tl.sum(tl.dot(sample, tl.trans(mean), input_precision=PRECISION), 1) * scale
-        count = tl.where(here > 0, tl.log2(tl.maximum(here, 1).to(tl.float32)), _NEGATIVE)
-        share = tl.exp2(logit + count - lse)
-
-    error2 = tl.zeros([ROWS], tl.float32)
-    error4 = tl.zeros([ROWS], tl.float32)
-    error8 = tl.zeros([ROWS], tl.float32)
-    error_mean = tl.zeros([ROWS], tl.float32)
-    error_skip = tl.zeros([ROWS], tl.float32)
-    for part in tl.static_range(D_PAD // WIDE):
-        column = part * WIDE + tl.arange(0, WIDE)
-        out = _rows_of(outs, first, left, D, column, D, ROWS).to(tl.float32)
-        if WHOLE:
-            value = v_matrix.load([v_row + j * K_BLOCK, v_column + part * WIDE])
-        else:
-            value = _rows_of(v_head, j * K_BLOCK, here, v_s, column, D, KEYS)
-        skipped = tl.dot(weight, value, input_precision=PRECISION) - mass[:, None] * out
-        if HAS2:
-            error2 += _pooled_error(
-                skipped, out, weight2, mass2, pooled, values2, pool_row + values_at + row2, column,
-                part * WIDE, D, K_BLOCK // 2, KEYS // 2, MATRIX, PRECISION,
-            )  # fmt: skip
-        if HAS4:
-            error4 += _pooled_error(
-                skipped, out, weight4, mass4, pooled, values4, pool_row + values_at + row4, column,
-                part * WIDE, D, K_BLOCK // 4, KEYS // 4, MATRIX, PRECISION,
-            )  # fmt: skip
-        if HAS8:
-            error8 += _pooled_error(
-                skipped, out, weight8, mass8, pooled, values8, pool_row + values_at + row8, column,
-                part * WIDE, D, K_BLOCK // 8, KEYS // 8, MATRIX, PRECISION,
-            )  # fmt: skip
-        if HAS_MEAN:
-            of_block = tl.load(v_mean + j * D + column, mask=column < D, other=0.0)
-            change = skipped - share[:, None] * (of_block[None, :] - out)
-            error_mean += tl.sum(change * change, 1)
-        if HAS_SKIP:
-            error_skip += tl.sum(skipped * skipped, 1)
-
-    into += j * (HAS2 + HAS4 + HAS8 + HAS_MEAN + HAS_SKIP)
-    if HAS2:
-        _store_mean(into, error2, counted, there, ROWS, PER_BLOCK)
-    if HAS4:
-        _store_mean(into + HAS2, error4, counted, there, ROWS, PER_BLOCK)
-    if HAS8:
-        _store_mean(into + HAS2 + HAS4, error8, counted, there, ROWS, PER_BLOCK)
-    if HAS_MEAN:
-        _store_mean(into + HAS2 + HAS4 + HAS8, error_mean, counted, there, ROWS, PER_BLOCK)
+        keys = tl.maximum(here, 1).to(tl.float32)
+        share = fine / keys
+        mean = tl.sum(logit * share[None, :], 1)
+        all_keys = tl.where(here > 0, keys * tl.exp2(mean - lse), 0.0)
+        dealt = all_keys[:, None] * share[None, :]
+        acc, mass, error_mean = _changed(acc, mass, weight - dealt, value, out, PRECISION)
+        weight = dealt
     if HAS_SKIP:
-        at = into + HAS2 + HAS4 + HAS8 + HAS_MEAN
-        _store_mean(at, error_skip, counted, there, ROWS, PER_BLOCK)
+        acc, mass, error_skip = _changed(acc, mass, weight, value, out, PRECISION)
+
+    # Every second one is of 2, 4, 8 and all keys, the one behind the first of skipping.
+    pooled = tl.join(tl.join(error2, error8), tl.join(error4, error_mean))
+    rest = tl.join(tl.join(error_skip, mass), tl.join(mass, mass))
+    error = tl.reshape(tl.join(pooled, rest), [ROWS, 8])
+    error = tl.where(counted[:, None] & (error == error), error, 0.0)
+    error = tl.sum(tl.reshape(error, [ROWS // PER_BLOCK, PER_BLOCK, 8]), 1) / number[:, None]
+    slot = tl.arange(0, 8)
+    has = tl.where(slot == 0, HAS2, 0) + tl.where(slot == 2, HAS4, 0)
+    has += tl.where(slot == 4, HAS8, 0) + tl.where(slot == 6, HAS_MEAN, 0)
+    has += tl.where(slot == 1, HAS_SKIP, 0)
+    at = tl.where(slot > 0, HAS2, 0) + tl.where(slot > 2, HAS4, 0) + tl.where(slot > 4, HAS8, 0)
+    at = tl.where(slot == 1, HAS2 + HAS4 + HAS8 + HAS_MEAN, at)
+    levels: tl.constexpr = HAS2 + HAS4 + HAS8 + HAS_MEAN + HAS_SKIP
+    tl.store(
+        into[:, None] + (j * levels + at)[None, :], error, mask=there[:, None] & (has > 0)[None, :]
+    )
 
 
 @triton.jit
@@ -210,18 +214,16 @@ def _error_kernel(
     lses,  # fp32, natural
     k, v,
     pooled,  # [2 * B * Hkv * pool_rows, D], keys before values
-    k_matrix, v_matrix, keys2, keys4, keys8, values2, values4, values8,  # descriptors, or unused
-    bias,  # fp32 [B or 1, pool_rows]
-    k_means, v_means,  # fp32 [B * Hkv, n, D]
+    k_matrix, v_matrix, values2, values4, values8,  # descriptors, or unused
     key_length,
     errors,  # fp32 [B * H, m, n, levels]
-    heads, kv_group, m, n, keys, per_split, values_at, pool_rows, bias_b, start2, start4, start8,
+    heads, kv_group, m, n, keys, per_split, values_at, pool_rows, start2, start4, start8,
     scale, k_b, k_h, k_s, v_b, v_h, v_s, k_row_b, k_row_h, k_col_h, v_row_b, v_row_h, v_col_h,
-    D: tl.constexpr, D_PAD: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    PER_BLOCK: tl.constexpr, SAMPLES: tl.constexpr, K_BLOCK: tl.constexpr, KEYS: tl.constexpr,
-    HAS2: tl.constexpr, HAS4: tl.constexpr, HAS8: tl.constexpr, HAS_MEAN: tl.constexpr,
-    HAS_SKIP: tl.constexpr, HAS_LENGTH: tl.constexpr, MATRIX: tl.constexpr,
-    PRECISION: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr,
+    SAMPLES: tl.constexpr, K_BLOCK: tl.constexpr, KEYS: tl.constexpr, HAS2: tl.constexpr,
+    HAS4: tl.constexpr, HAS8: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_SKIP: tl.constexpr,
+    READ2: tl.constexpr, READ4: tl.constexpr, READ8: tl.constexpr,  # means of values, where made
+    HAS_LENGTH: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     slot = tl.program_id(2)
@@ -234,16 +236,21 @@ def _error_kernel(
 
     r = tl.arange(0, ROWS)
     left = m * PER_BLOCK - tile * ROWS
-    counted = (r < left) & (r % PER_BLOCK < SAMPLES)
     first = slot.to(tl.int64) * m * PER_BLOCK + tile * ROWS
-    sample = _rows_of(rows, first, left, D, tl.arange(0, D_PAD), D, ROWS)
+    d = tl.arange(0, D_PAD)
+    sample = _rows_of(rows, first, left, D, d, D, ROWS)
+    out = _rows_of(outs, first, left, D, d, D, ROWS)
     lse = tl.load(lses + first + r, mask=r < left, other=0.0) * _LOG2E
+    # Samples that are no numbers do not count; elsewhere what is none stands for no change.
+    counted = (r < left) & (r % PER_BLOCK < SAMPLES) & (lse == lse)
+    number = tl.reshape(counted.to(tl.float32), [ROWS // PER_BLOCK, PER_BLOCK])
+    number = tl.maximum(tl.sum(number, 1), 1.0)
     k_head = k + batch.to(tl.int64) * k_b + head.to(tl.int64) * k_h
     v_head = v + batch.to(tl.int64) * v_b + head.to(tl.int64) * v_h
     block = tile * (ROWS // PER_BLOCK) + tl.arange(0, ROWS // PER_BLOCK)
     levels: tl.constexpr = HAS2 + HAS4 + HAS8 + HAS_MEAN + HAS_SKIP
     into = errors + (slot.to(tl.int64) * m + block) * n * levels
-    mean_at = kv_head.to(tl.int64) * n * D
+    value_row = values_at + kv_head * pool_rows
 
     whole = tl.program_id(1) * per_split
     end = tl.minimum(whole + per_split, n)
@@ -253,24 +260,20 @@ def _error_kernel(
         whole = tl.maximum(start, tl.minimum(end, limit // K_BLOCK))
         for j in range(start, whole):
             _block_errors(
-                into, sample, lse, outs, first, left, counted, block < m, k_head, v_head, k_s, v_s,
+                into, sample, lse, out, counted, number, block < m, k_head, v_head, k_s, v_s,
                 k_matrix, v_matrix, batch * k_row_b + head * k_row_h,
                 batch * v_row_b + head * v_row_h, head * k_col_h, head * v_col_h,
-                pooled, keys2, keys4, keys8, values2, values4, values8, kv_head * pool_rows,
-                values_at, bias + batch * bias_b, start2, start4, start8,
-                k_means + mean_at, v_means + mean_at, j, K_BLOCK, scale,
-                D, D_PAD, WIDE, ROWS, PER_BLOCK, K_BLOCK, KEYS, HAS2, HAS4, HAS8, HAS_MEAN,
-                HAS_SKIP, True, True, PRECISION,
+                pooled, values2, values4, values8, value_row, start2, start4, start8, j, K_BLOCK,
+                scale, D, D_PAD, ROWS, PER_BLOCK, K_BLOCK, KEYS, HAS2, HAS4, HAS8, HAS_MEAN,
+                HAS_SKIP, READ2, READ4, READ8, True, PRECISION,
             )  # fmt: skip
     for j in range(whole, end):
         here = tl.minimum(tl.maximum(limit - j * K_BLOCK, 0), K_BLOCK)
         _block_errors(
-            into, sample, lse, outs, first, left, counted, block < m, k_head, v_head, k_s, v_s,
-            k_matrix, v_matrix, 0, 0, 0, 0, pooled, keys2, keys4, keys8, values2, values4,
-            values8, kv_head * pool_rows, values_at, bias + batch * bias_b, start2, start4, start8,
-            k_means + mean_at, v_means + mean_at, j, here, scale,
-            D, D_PAD, WIDE, ROWS, PER_BLOCK, K_BLOCK, KEYS, HAS2, HAS4, HAS8, HAS_MEAN,
-            HAS_SKIP, False, False, PRECISION,
+            into, sample, lse, out, counted, number, block < m, k_head, v_head, k_s, v_s,
+            k_matrix, v_matrix, 0, 0, 0, 0, pooled, values2, values4, values8, value_row,
+            start2, start4, start8, j, here, scale, D, D_PAD, ROWS, PER_BLOCK, K_BLOCK, KEYS,
+            HAS2, HAS4, HAS8, HAS_MEAN, HAS_SKIP, READ2, READ4, READ8, False, PRECISION,
         )  # fmt: skip
 
 
@@ -304,22 +307,15 @@ def sampled_errors(
         spec_of(rows), spec_of(k), spec_of(v), positions.shape, k_block, scale, levels,
         key_length is not None, tile, tma,
     )  # fmt: skip
-    # Where there are none, pointers into anything: they are moved, not read.
-    pooled = (k, lse) if call.pool is None else call.pool(k, v, key_length)
-    means = (lse, lse)
-    if MEAN in levels:
-        means = block_means(k, k_block, key_length), block_means(v, k_block, key_length)
-    sources = k, v, *(pooled[0],) * 6
+    pooled = v if call.pool is None else call.pool(k, v, key_length)[0]  # not read if there is none
+    sources = k, v, *(pooled,) * 3
     matrices = (
         None if template is None else template.bind(x)
         for template, x in zip(call.matrices, sources, strict=True)
     )
     shape = batch, heads, positions.shape[0], cdiv(k.shape[2], k_block), len(levels)
     errors = torch.empty(shape, dtype=torch.float32, device=q.device)
-    call.launch(
-        rows, out.contiguous(), lse, k, v, pooled[0], *matrices, pooled[1], *means, key_length,
-        errors,
-    )  # fmt: skip
+    call.launch(rows, out.contiguous(), lse, k, v, pooled, *matrices, key_length, errors)
     return errors
 
 
@@ -340,8 +336,8 @@ def _everything(rows: int, n: int, device: torch.device) -> BlockList:
 
 
 class _ErrorLaunches(NamedTuple):
-    """How errors are made; `matrices` of k and v, of means of 2, 4 and 8 keys, and of as many
-    values, where they are used."""
+    """How errors are made; `matrices` of k, v and means of 2, 4 and 8 values, where they are
+    used."""
 
     pool: PoolLaunch | None
     matrices: tuple[DescriptorTemplate | None, ...]
@@ -351,7 +347,7 @@ class _ErrorLaunches(NamedTuple):
 def error_tile(rows: int, itemsize: int) -> Tile:
     """The configuration used unless the caller names one."""
     height = 64 if itemsize < 4 else 32
-    return Tile(min(height, max(16, power_of_two(rows))), warps=4, stages=1, depth=64)
+    return Tile(min(height, max(16, power_of_two(rows))), warps=4, stages=1)
 
 
 @functools.lru_cache(maxsize=256)
@@ -368,41 +364,39 @@ def _prepare(
     kv_heads, tokens = k.shape[1:3]
     tile = tile or error_tile(count, rows.itemsize)
     height = max(tile.rows, per_block)
-    wide = min(tile.depth, padded_dim(dim))
     n = cdiv(tokens, k_block)
     tiles = cdiv(count, height)
     per_split = even_splits(n, tiles * batch * heads, 2 * processors(rows.device))
-    ratios = tuple(level for level in levels if level in (2, 4, 8))
+    wide = max(16, power_of_two(k_block))
+    # Means of values are read where a tile of them has sixteen rows, which a product needs.
+    ratios = tuple(level for level in levels if level in (2, 4, 8) and wide // level >= 16)
     pool = pool_launch(k, v, ratios, has_length) if ratios else None
-    pool_numbers: tuple[int, ...] = (0,) * 6
+    pool_numbers: tuple[int, ...] = (0,) * 5
     if pool is not None:
         starts = dict(pool.sections.starts)
-        values_at = batch * kv_heads * pool.sections.rows
-        bias_b = 0 if pool.bias[0] == 1 else pool.bias[1]
-        pool_numbers = (
-            values_at, pool.sections.rows, bias_b, *(starts.get(ratio, 0) for ratio in (2, 4, 8)),
-        )  # fmt: skip
+        rows_each = pool.sections.rows
+        sections = (starts.get(ratio, 0) for ratio in (2, 4, 8))
+        pool_numbers = (batch * kv_heads * rows_each, rows_each, *sections)
     views = _views(k, v, k_block, tma)
-    matrices: tuple[DescriptorTemplate | None, ...] = (None,) * 8
+    matrices: tuple[DescriptorTemplate | None, ...] = (None,) * 5
     if views is not None:
         keys, values = views
         matrices = (
-            keys.template(k_block, dim, k.dtype), values.template(k_block, wide, k.dtype),
-            *_pool_templates(pool, k_block, dim, k.dtype),
-            *_pool_templates(pool, k_block, wide, k.dtype),
+            keys.template(k_block, dim, k.dtype), values.template(k_block, dim, k.dtype),
+            *_pool_templates(pool, k_block, k.dtype),
         )  # fmt: skip
     constants = {
         "D": dim,
         "D_PAD": padded_dim(dim),
-        "WIDE": wide,
         "ROWS": height,
         "PER_BLOCK": per_block,
         "SAMPLES": samples,
         "K_BLOCK": k_block,
-        "KEYS": max(16, power_of_two(k_block)),
+        "KEYS": wide,
         **{f"HAS{ratio}": int(ratio in levels) for ratio in (2, 4, 8)},
         "HAS_MEAN": int(MEAN in levels),
         "HAS_SKIP": int(0 in levels),
+        **{f"READ{ratio}": ratio in ratios for ratio in (2, 4, 8)},
         "HAS_LENGTH": has_length,
         "MATRIX": views is not None,
         "PRECISION": precision(rows.dtype),
@@ -420,8 +414,7 @@ def _prepare(
 def _views(
     k: TensorSpec, v: TensorSpec, k_block: int, tma: bool | None
 ) -> tuple[MatrixView, MatrixView] | None:
-    """Of keys and values, where blocks of them can be read through descriptors: 16 means of eight
-    fill the narrowest tile."""
+    """Of keys and values, where blocks of them can be read through descriptors."""
     if not use_descriptors(k.device, tma) or padded_dim(k.shape[3]) != k.shape[3] or k_block != 128:
         return None
     keys, values = matrix_view(k), matrix_view(v)
@@ -429,7 +422,7 @@ def _views(
 
 
 def _pool_templates(
-    pool: PoolLaunch | None, k_block: int, columns: int, dtype: torch.dtype
+    pool: PoolLaunch | None, k_block: int, dtype: torch.dtype
 ) -> Iterator[DescriptorTemplate | None]:
     """Of the means of 2, 4 and 8 keys in a block; None for what is not pooled."""
     for ratio in (2, 4, 8):
@@ -437,5 +430,4 @@ def _pool_templates(
             yield None
         else:
             *outer, dim = pool.pooled
-            tile = k_block // ratio, columns
-            yield DescriptorTemplate((math.prod(outer), dim), dim, tile, dtype)
+            yield DescriptorTemplate((math.prod(outer), dim), dim, (k_block // ratio, dim), dtype)
