@@ -15,6 +15,8 @@ METHODS = [
     jali.AdaBsa(sparsity=0.6, block_size=64),
     jali.AdaBsa(cdf_threshold=0.6, block_size=64),
     jali.Psa({1: (0, 0.2), 2: (0.2, 0.4), 4: (0.4, 0.6), 8: (0.6, 0.9), 0: (0.9, 1)}),
+    jali.RateDistortion(0.3, samples=4),
+    jali.RateDistortion(0.3, samples=3, levels=(2, 8, "skip"), q_block=64, k_block=48),
     jali.Psa(mode="thresholdbound", importance="surrogate", similarity=(0.1, 0.0, -0.1)),
 ]
 GRIDS = [

@@ -39,7 +39,7 @@ START = time.monotonic()
 HEADS, DIM = 12, 128
 SIZES = {"480p": (21, 30, 52), "720p": (21, 45, 80)}
 BUDGETS = (0.3, 0.5)
-TILES = (Tile(64, 128, 4, 1, 64), Tile(64, 128, 4, 1, 32), Tile(128, 128, 8, 1, 64))
+TILES = tuple(Tile(64 * w, 128, 4 * w, stages) for w in (1, 2) for stages in (1, 2))
 RESULT: dict[str, Any] = {"what": "planning and whole calls of methods", "rows": []}
 
 
