@@ -98,57 +98,8 @@ class TestClock:
         assert tick(Clock(steps=1), torch.tensor([1.0]), named("uncond_stg"))[2] == "uncond_stg"
 
 
-@pytest.fixture(scope="module")
-def pipe() -> Any:
-    return tiny.wan()
-
-
 def places(run: Any) -> set[tuple[int, int, str]]:
     return {(r.layer, r.step, r.branch) for r in run.stats().rows}
-
-
-def test_first_block_cache_leaves_gaps(pipe: Any) -> None:
-    from diffusers.hooks import FirstBlockCacheConfig
-
-    with jali.sparse_processor_mode(pipe, 0.3, **SPARSE) as run:
-        pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=10.0))
-        try:
-            tiny.generate(pipe, tiny.WAN_CALL, steps=4)
-        finally:
-            pipe.transformer.disable_cache()
-    rows = run.stats().rows
-    assert {(r.step, r.branch) for r in rows if r.layer == 0} == {
-        (s, b) for s in range(4) for b in ("cond", "uncond")
-    }
-    later = [r for r in rows if r.layer > 0]
-    assert {r.step for r in later} == {0}, "the cache should have skipped the later layers"
-
-
-def test_the_cache_may_be_on_before_us(pipe: Any) -> None:
-    from diffusers.hooks import FirstBlockCacheConfig
-
-    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=10.0))
-    try:
-        with jali.sparse_processor_mode(pipe, 0.3, **SPARSE) as run:
-            first = tiny.generate(pipe, tiny.WAN_CALL, steps=3)
-        assert len(places(run)) == 3 * 2 + 2 * 2
-        assert torch.isfinite(first).all()
-    finally:
-        pipe.transformer.disable_cache()
-    with jali.sparse_processor_mode(pipe, 0.3, **SPARSE) as run:
-        tiny.generate(pipe, tiny.WAN_CALL, steps=2)
-    assert len(places(run)) == 12
-
-
-def test_removing_the_cache_under_us_leaves_the_model_whole(pipe: Any) -> None:
-    from diffusers.hooks import FirstBlockCacheConfig
-
-    expected = tiny.generate(pipe, tiny.WAN_CALL)
-    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.0))
-    with jali.sparse_processor_mode(pipe, method="dense"):
-        pipe.transformer.disable_cache()
-        assert torch.equal(tiny.generate(pipe, tiny.WAN_CALL), expected)
-    assert torch.equal(tiny.generate(pipe, tiny.WAN_CALL), expected)
 
 
 def test_two_experts_share_one_count_of_steps() -> None:

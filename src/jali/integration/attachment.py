@@ -117,6 +117,7 @@ def attach(module: nn.Module, name: str, layers: Sequence[Any], run: Run) -> Att
             ours = make_sparse(attn.processor, run, run.number, index, family.attention_call)
             made.processors.append((attn, ours))
             _put(attn, ours)
+            here.reached += 1
         made.new_registry = listen(module, here.hook)
         made.listening = True
         made.handles.append(

@@ -14,7 +14,7 @@ from jali.attend import PreparedCall, attend_densely, prepare
 from jali.backends import Task, choose
 from jali.checks import check_call
 from jali.integration import forecast, stock
-from jali.integration.cache import unseen_cache
+from jali.integration.cache import judged_layers, unseen_cache, warning_of_judged
 from jali.integration.clock import Clock, Moment
 from jali.integration.masks import MaskReading, read_mask
 from jali.integration.operator import number_of
@@ -72,6 +72,7 @@ class Run:
         self._speedups: dict[tuple[Any, ...], float | None] = {}
         self._shape: tuple[Any, ...] | None = None
         self._times = Stopwatch()
+        self._skipped = 0  # self-attentions that a cache of the model left out
         self.tables = Tables()
         self._last_branches: set[str] = set()  # whose call of the last step is over
 
@@ -101,6 +102,7 @@ class Run:
                 self._tell(never)
         if here.call is None:
             self._times.why_not = self._times.why_not or unseen_cache(here)
+            here.judged = judged_layers(here)
         boxes = here.family.geometry.boxes(numbers, tensors)
         if moment.step == 0:
             self._tell_other_run(moment, boxes)
@@ -125,6 +127,8 @@ class Run:
         if call is None:
             return
         here.attended = here.attended or bool(call.ran)
+        if here.attended:
+            self._skipped += max(here.reached - len(call.ran), 0)
         if not here.attended:  # a cache, which may skip all of a call, lets the first one run
             self._tell(
                 "no self-attention of this transformer came by: its processors were replaced after "
@@ -185,6 +189,7 @@ class Run:
         self.tables = Tables()
         self._last_branches.clear()
         self._times = Stopwatch()
+        self._skipped = 0
         for transformer in self.transformers:
             transformer.call = None
             transformer.branches_begun.clear()
@@ -355,6 +360,8 @@ class Run:
         total = None if self.finite == "off" else out.sum(dtype=torch.float32)
         if here.call is not None:
             here.call.ran.append(RanAttention(site.layer, tuple(out.shape), backend, why is None))
+        if why is None and site.layer < here.judged:
+            self._tell(warning_of_judged(here.judged))
         self.records.append(
             CallRecord(
                 here.name, site.layer, site.step, site.branch, tokens, backend, why, read, total,
@@ -382,6 +389,7 @@ class Run:
             total=self.method.total,
             seconds=self._times.total(),
             older=self.records.older,
+            skipped=self._skipped,
         )
         notes = stats.notes
         if stats.older.calls:
@@ -397,7 +405,10 @@ class Run:
         return self.stats().line()
 
     def _predicted(self, stats: Stats) -> float | None:
-        """Of the whole generation: dense calls included. None where nothing was measured."""
+        """Of the whole generation: dense calls included. None where nothing was measured, and where
+        a cache skipped calls: nobody says how much of the other work it skipped with them."""
+        if stats.skipped:
+            return None
         backend = next((row.backend for row in stats.rows if row.reason is None), None)
         if backend is None or self._shape is None:
             return None

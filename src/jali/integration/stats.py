@@ -118,6 +118,7 @@ class Stats:
     why_not_measured: str = ""
     older: CallSums = CallSums()  # calls that have no row any more
     total: float | None = None  # the asked share of all work, where it was asked that way
+    skipped: int = 0  # self-attentions that a cache of the model left out; they are in no number
 
     @property
     def sums(self) -> CallSums:
@@ -174,6 +175,12 @@ class Stats:
         if sums.dense:
             counts = ", ".join(f"{n} × {reason}" for reason, n in sums.dense.items())
             parts.append(f"dense: {counts}")
+        if self.skipped:
+            every = sums.calls + self.skipped
+            of = "" if self.total is None else " (the total was asked of a run without it)"
+            parts.append(
+                f"a cache skipped {self.skipped} of {every} calls, which are in no number{of}"
+            )
         return "; ".join([*parts, *self.notes])
 
     __str__ = line

@@ -38,6 +38,8 @@ class RunTransformer:
     call: TransformerCall | None = None
     branches_begun: set[str] = field(default_factory=set)  # those that have had their step 0
     attended: bool = False  # whether any self-attention of this generation came by
+    reached: int = 0  # self-attentions that have our processor
+    judged: int = 0  # of the first ones, those by which a cache decides what it skips
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name."""
