@@ -602,6 +602,13 @@ def estimates_table() -> str | None:
     return "\n".join(lines)
 
 
+def tune_table() -> str | None:
+    import tune_tables
+
+    results = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("tune-*.json"))]
+    return tune_tables.page(results)
+
+
 def head_order_table() -> str | None:
     """What orders of heads take on every machine that was measured, and what clusters hold."""
     files = sorted(RESULTS.glob("head-order-*.json"))
@@ -665,6 +672,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "demo": demo_sentence,
     "estimates": estimates_table,
     "arena": arena_table,
+    "tune": tune_table,
     "head-order": head_order_table,
     "cpu": cpu_table,
     "cpu-memory": cpu_memory_table,

@@ -51,7 +51,8 @@ def tune(pipe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable
         from dataclasses import replace
 
         made = make(self, settings, group)
-        timed.made.append((settings.label, settings.curve, settings.total, group.start))
+        spread = str(settings.attention)
+        timed.made.append((settings.label, spread, settings.total, group.start))
         return replace(made, seconds=1 + 4 * made.cost)
 
     timed.made = []  # type: ignore[attr-defined]
@@ -59,7 +60,7 @@ def tune(pipe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable
 
     def call(output: Path, **changes: Any) -> Any:
         size = changes.pop("size", {})
-        usual: dict[str, Any] = {"methods": [f"entropy{BLOCKS}"], "prompts": PROMPTS}
+        usual: dict[str, Any] = {"methods": [f"entropy{BLOCKS}"], "prompts": PROMPTS, "probes": 0}
         settings = Settings(MODEL, **SMALL | size)
         return jali.tune(pipe, settings=settings, output=output, **usual | changes)
 

@@ -14,7 +14,8 @@ import jali
 from jali import Recipe
 from jali.error import InputError, JobError
 from jali.evaluation.arena.studio import Studio
-from jali.evaluation.quality.interval import Interval
+from jali.evaluation.tuning.outcome import Found
+from jali.evaluation.tuning.refine import Refinement
 from jali.evaluation.tuning.search import NEAR, TRIES
 from jali.generation import Settings
 from jali.methods import Dense
@@ -91,6 +92,10 @@ def test_what_is_not_faster_than_dense_is_not_taken(
     recipe = tune(tmp_path / "r.yaml", target_psnr=40, prompts=["a", "b"])
     assert recipe.curve is None
     assert "Nothing sparse that reaches 40 dB is faster here: entropy" in str(recipe)
+    # For a machine elsewhere, work counts.
+    other = tune(tmp_path / "r.yaml", target_psnr=40, prompts=["a", "b"], saves="work")
+    assert other.method.name == "entropy"
+    assert "Held-out clips took longer than dense ones" in str(other)
 
 
 def test_a_speed_that_cannot_be_met_says_how_close_it_came(tune: Any, tmp_path: Path) -> None:
@@ -156,12 +161,68 @@ def test_minutes_are_kept_with_fewer_prompts(
 
 
 def test_a_better_shape_is_kept(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sure = Interval(1.0, 0.5, 1.5, 3)
-    monkeypatch.setattr("jali.evaluation.tuning.run.difference", lambda *_: sure)
+    monkeypatch.setattr(Refinement, "differences", lambda *_: [0.9, 1.0, 1.1])
     recipe = tune(tmp_path / "r.yaml", target_psnr=45)
     assert recipe.curve is not None
     assert recipe.curve.shape == "linear"
-    assert "A linear curve instead of an exponential one: +1.0 ± 0.5." in recipe.notes
+    assert "A linear curve: +1.00 ± 0.25 dB at the same total." in recipe.notes
+
+
+def test_work_is_moved_to_where_probes_gain(
+    tune: Any, pipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More in the second layer is said to be better, whatever else is tried: the recipe has it."""
+
+    def better(_: Any, one: Found, __: Found) -> list[float]:
+        assert one.row.schedule is not None
+        factors = one.row.schedule.layers or (1.0, 1.0)
+        gain = factors[1] - factors[0]
+        return [gain - 0.01, gain, gain + 0.01]
+
+    monkeypatch.setattr(Refinement, "differences", better)
+    recipe = tune(tmp_path / "r.yaml", target_psnr=50, probes=4)
+    assert recipe.curve is not None
+    first, second = recipe.curve.layers
+    assert first < 1 < second
+    assert any(
+        n.startswith("Work moved between steps and layers, by 4 probes: +") for n in recipe.notes
+    )
+    assert Recipe.read(tmp_path / "r.yaml") == recipe
+    folder = tmp_path / "r-tuning"
+    records = json.loads((folder / "arena.json").read_text())["records"]
+    probes = {r["schedule"] for r in records if r["schedule"][0].isdigit() and r["first"] == 0}
+    # Clips of probes are not kept: those of the curves and of the two moves are.
+    kept = [path.name for path in (folder / "runs").iterdir() if "exponential" not in path.name]
+    assert len(probes) >= 6
+    assert len(kept) < len(probes)
+    page = (folder / "tuning.html").read_text()
+    assert "What clips gain by more work in some steps or layers" in page
+    assert "moved work" in page
+    with jali.sparse_processor_mode(pipe, recipe=recipe) as handle:
+        pipe(
+            "a cat", height=64, width=64, num_frames=9, num_inference_steps=3, output_type="latent"
+        )
+        assert handle.stats().cost == pytest.approx(recipe.curve.total, abs=0.05)
+
+
+def test_few_minutes_probe_coarsely_or_not_at_all(
+    tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    make = Studio.make
+
+    def slow(self: Any, *given: Any, **more: Any) -> Any:
+        now[0] += 60
+        return make(self, *given, **more)
+
+    monkeypatch.setattr(Studio, "make", slow)
+    for minutes, said in ((29, "no time to probe"), (50, "of 12 probes")):
+        now[0] = 0
+        recipe = tune(tmp_path / f"{minutes}.yaml", target_psnr=53, minutes=minutes, probes=12)
+        assert now[0] <= minutes * 60
+        assert said in str(recipe)
+        assert recipe.measured.clips == 3
 
 
 def test_a_method_that_fails_is_left_out(
@@ -193,6 +254,8 @@ def test_a_method_that_fails_is_left_out(
         ({"speedup": 1}, "speedup must be a number above 1 and below 100, got 1"),
         ({"target_psnr": 30, "prompts": ["a"]}, "tuning needs 2 prompts or more"),
         ({"target_psnr": 30, "batch": 4}, "tuning needs 8 prompts or more"),
+        ({"target_psnr": 30, "saves": "money"}, "saves must be one of time, work, got 'money'"),
+        ({"speedup": 2, "saves": "work"}, "saves is work, and speedup asks for time"),
         ({"target_psnr": 30, "methods": "entrpy"}, "did you mean 'entropy'"),
         ({"target_psnr": 30, "methods": "entropy:sample=3"}, "sample"),
     ],

@@ -13,7 +13,7 @@ from jali.cli.exits import input_errors, job_errors
 from jali.cli.options import MACHINE, SIZES, Json, PromptFile, Prompts, with_settings
 from jali.cli.output import print_json, progress_bar, say
 from jali.cli.quiet import quiet_libraries
-from jali.evaluation.tuning.size import METHODS, PROMPTS
+from jali.evaluation.tuning.size import METHODS, PROBES, PROMPTS
 from jali.generation.settings import Settings
 
 EXAMPLES = (
@@ -61,6 +61,13 @@ def tune(
         float | None,
         typer.Option(min=0, help="Keep to these, with fewer prompts and tries if need be."),
     ] = None,
+    probes: Annotated[
+        int,
+        typer.Option(min=0, help="Places, of steps and of layers, where more work is tried."),
+    ] = PROBES,
+    saves: Annotated[
+        str, typer.Option(help="time, as measured here, or work, for a machine elsewhere.")
+    ] = "time",
     as_json: Json = False,
 ) -> None:
     """Find the method and the total that give a wanted quality or speed, by finished clips.
@@ -68,7 +75,7 @@ def tune(
     One half of the prompts finds them, the other half judges: what the recipe states is what clips
     of prompts showed that had no part in it. Use it with --recipe, or recipe= in Python.
     """
-    from jali.evaluation.tuning.size import check_output, check_target, folder_of
+    from jali.evaluation.tuning.size import check_output, check_saves, check_target, folder_of
     from jali.generation.prompts import select_prompts
 
     begun = time.monotonic()
@@ -78,13 +85,16 @@ def tune(
         metric, value = check_target(
             psnr=target_psnr, ssim=target_ssim, lpips=target_lpips, speedup=speedup
         )
+        check_saves(saves, metric)
         words = split_methods(method, "--method")
         check_output(output)
         texts = select_prompts(settings.model, prompt, prompts, num_prompts, shipped=PROMPTS)
         from jali.evaluation.tuning.run import find_recipe, make_request
         from jali.integration.recipe import Target
 
-        request = make_request(settings, output, Target(metric, value), words, texts, batch)
+        request = make_request(
+            settings, output, Target(metric, value), words, texts, batch, None, probes, saves
+        )
     quiet_libraries()
     with job_errors(), progress_bar(quiet=as_json, log=True) as tell:
         from jali.generation.produce import load

@@ -2,8 +2,9 @@
 
 A method is written `name:option=value,…`, its values being Python's literals, JSON's words or bare
 ones. A schedule is `graded` (or `exponential`), `linear`, `flat`, `esa` (a fifth of the steps and
-layer 0 dense, the rest flat), or relative budgets along the run, `1,.5,.2`; `@.05` behind it is the
-least budget of a call. Read without torch, as far as that goes.
+layer 0 dense, the rest flat), or relative budgets along the run, `1,.5,.2`; `*1,.8,1.2` behind it
+are factors of the layers, and `@.05` is the least budget of a call. Read without torch, as far as
+that goes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ALL = "all"
 ESA, GRADED, PUBLISHED = "esa", "graded", "as published"
 SCHEDULES = (ESA, *SHAPES)
 WARMUP = 0.2
+LONGEST = 80  # letters of a folder's name
 WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -53,24 +55,27 @@ class MethodSpec:
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """How a total is spread over a run: a shape, and the least budget of a call."""
+    """How a total is spread over a run: a shape, the least budget of a call, and factors of the
+    layers, one for each or none."""
 
     shape: str | tuple[float, ...]
     floor: float = FLOOR
+    layers: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        shape = (
-            self.shape if isinstance(self.shape, str) else ",".join(f"{x:g}" for x in self.shape)
-        )
-        return shape if self.floor == FLOOR else f"{shape}@{self.floor:g}"
+        said = self.shape if isinstance(self.shape, str) else _commas(self.shape)
+        said += f"*{_commas(self.layers)}" if self.layers else ""
+        return said if self.floor == FLOOR else f"{said}@{self.floor:g}"
 
     def curve(self, total: float) -> Curve:
-        return Curve(total, "flat" if self.shape == ESA else self.shape, self.floor)
+        shape = "flat" if self.shape == ESA else self.shape
+        return Curve(total, shape, self.floor, self.layers)
 
     def check(self, total: float, steps: int, layers: int = 1) -> None:
         """Refuse a total that such a run cannot cost. With one layer it is asked of any number."""
         dense = math.ceil(WARMUP * steps - 1e-9) if self.shape == ESA else 0
         first = self.shape == ESA and layers > 1
+        layers = max(layers, len(self.layers))
         try:
             self.curve(total).budgets(
                 steps, layers, lambda step, layer: step < dense or (first and layer == 0)
@@ -119,7 +124,8 @@ class Row:
         """A name for its clips."""
         said = re.sub(r"[^a-z0-9.]+", "-", str(self).lower()).strip("-")
         # Two ways to write options may read alike without their signs.
-        return f"{said}-{digest(str(self))[:6]}" if self.method.options else said
+        unsure = self.method.options or len(said) > LONGEST
+        return f"{said[:LONGEST]}-{digest(str(self))[:6]}" if unsure else said
 
     def __str__(self) -> str:
         total = "" if self.total is None else f" {self.total:g}"
@@ -220,30 +226,31 @@ def _value(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
+def _commas(numbers: Sequence[float]) -> str:
+    return ",".join(f"{x:g}" for x in numbers)
+
+
 def read_schedule(word: str) -> ScheduleSpec:
-    """A shape, with its floor where it has one of its own."""
+    """A shape, with factors of layers and a floor where it has its own."""
     told, _, least = word.partition("@")
+    told, _, factors = told.partition("*")
     told = "exponential" if told == GRADED else told
     try:
         floor = float(least) if "@" in word else FLOOR
         shape = told if told in SCHEDULES else tuple(map(float, told.split(",")))
+        layers = tuple(map(float, factors.split(","))) if "*" in word else ()
     except ValueError:
         raise InputError(
             f"a schedule is one of {', '.join(SCHEDULES)} or numbers as in 1,.5,.2, and may have a "
-            f"floor as in exponential@.05, got {word!r}"
+            f"floor as in exponential@.05 or factors of layers as in linear*1,.8, got {word!r}"
         ) from None
-    return ScheduleSpec(shape, floor)
+    return ScheduleSpec(shape, floor, layers)
 
 
 def read_schedules(given: str | Iterable[str], flag: str = "schedule") -> list[ScheduleSpec]:
     """Names between commas, or shapes in numbers between spaces."""
     words = given.split() if isinstance(given, str) else list(given)
-    several = [
-        part
-        for word in words
-        for part in (word.split(",") if re.match(r"[a-z]", word) else [word])
-        if part
-    ]
+    several = [part for word in words for part in re.split(r",(?=[a-z])", word) if part]
     try:
         found = list(dict.fromkeys(map(read_schedule, several)))
         for schedule in found:

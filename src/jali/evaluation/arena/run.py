@@ -318,11 +318,13 @@ class Game:
         tries: Sequence[tuple[float, float]],
         dense: Tensor,
         scorer: Scorer,
+        keep: bool = True,
     ) -> None:
-        """Judge the clips of a row, and keep them and what was measured."""
+        """Judge the clips of a row, and keep what was measured, and the clips where it is said."""
         metrics = scorer.compare(made.clips, dense)
-        fresh = not self.results.of(row) or not self.studio.has_run(row.folder)
-        self.studio.keep(row.folder, made, group, fresh)
+        if keep:
+            fresh = not self.results.of(row) or not self.studio.has_run(row.folder)
+            self.studio.keep(row.folder, made, group, fresh)
         self.results = self.results.with_record(
             Record(
                 method=row.label,

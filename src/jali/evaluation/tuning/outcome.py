@@ -10,7 +10,6 @@ from jali.evaluation.arena.row import Row
 from jali.evaluation.quality.interval import (
     FEWEST,
     POSITIVE,
-    Interval,
     interval,
     interval_of_next,
 )
@@ -49,23 +48,25 @@ def found_of(trials: Trials, row: Row, firsts: Sequence[int]) -> Found:
     return Found(row, records, {name: trials.value(records, name) for name in names})
 
 
-def choose(candidates: Sequence[Found], target: Target) -> Found | None:
-    """Of every method and curve the total on the edge; of those that meet a quality the fastest, of
-    those that meet a speed the nearest to dense. None where none does."""
+def choose(candidates: Sequence[Found], target: Target, saves: str = "time") -> Found | None:
+    """Of every method and curve the total on the edge; of those that meet a quality the fastest (or
+    the one with the least work), of those that meet a speed the nearest to dense. None where none
+    does."""
     edge: dict[str, Found] = {}
     most = target.metric == "speedup"
     for one in sorted(candidates, key=lambda one: one.row.total or 0, reverse=not most):
         if one.margin(target) >= 0:
             edge[f"{one.row.label} {one.row.spread}"] = one
-    other = "psnr" if most else "speedup"
-    return max(edge.values(), key=lambda one: one.metrics[other], default=None)
+    return max(edge.values(), key=lambda one: worth(one, target, saves), default=None)
 
 
-def difference(trials: Trials, one: Found, other: Found, metric: str) -> Interval:
-    """How much better one is, clip by clip."""
-    own, others = (trials.values(found.records, metric) for found in (one, other))
-    sign = -1 if metric == "lpips" else 1
-    return interval([sign * (a - b) for a, b in zip(own, others, strict=True)])
+def worth(one: Found, target: Target, saves: str) -> float:
+    """What is wanted the most of, among all that meet a target."""
+    if target.metric == "speedup":
+        return one.metrics["psnr"]
+    if saves == "time":
+        return one.metrics["speedup"]
+    return -sum(record.achieved + record.planning for record in one.records) / len(one.records)
 
 
 def measured_of(trials: Trials, records: Sequence[Record]) -> Measured:

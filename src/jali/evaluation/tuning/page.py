@@ -1,25 +1,27 @@
-"""The page of a tuning: the recipe in words, the totals that were tried, its curve, the clips."""
+"""The page of a tuning: the recipe in words, the totals that were tried, what probes of steps and
+layers gained, the budgets of the recipe, and the clips."""
 
 from __future__ import annotations
 
 import base64
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jali.evaluation.arena.leaderboard import speed_ups, spread
 from jali.evaluation.arena.page import films_of, page_data, page_style
-from jali.evaluation.arena.record import Results
+from jali.evaluation.arena.record import RUNS, Results
 from jali.evaluation.arena.row import Row
 from jali.evaluation.quality.interval import POSITIVE, Interval, interval
 from jali.evaluation.quality.measure import describe
 from jali.evaluation.report.template import render
-from jali.evaluation.tuning.picture import draw_curve, draw_points
+from jali.evaluation.tuning.picture import draw_budgets, draw_gains, draw_points
+from jali.evaluation.tuning.place import Gain, Place
 from jali.files import write_text
 from jali.integration.recipe import DIGITS, Recipe
 
-PAGE, POINTS, CURVE = "tuning.html", "totals.svg", "curve.svg"
+PAGE, POINTS, GAINS, BUDGETS = "tuning.html", "totals.svg", "gains.svg", "budgets.svg"
 HEADINGS = {"speedup": "clip ×"}
 
 
@@ -34,20 +36,31 @@ class Tried:
     chosen: bool
 
 
-def write_page(folder: Path, recipe: Recipe, results: Results, deciding: Sequence[int]) -> None:
-    tried = tried_points(recipe, results, deciding)
+def write_page(
+    folder: Path,
+    recipe: Recipe,
+    results: Results,
+    deciding: Sequence[int],
+    gains: Mapping[Place, Gain],
+    layers: int,
+) -> None:
+    tried = tried_points(folder, recipe, results, deciding)
     pictures = []
     if importlib.util.find_spec("matplotlib") is not None and tried:
-        pictures = _draw(folder, recipe, tried)
+        pictures = _draw(folder, recipe, tried, gains, layers)
     write_text(folder / PAGE, render_page(folder, recipe, results, tried, pictures))
 
 
-def tried_points(recipe: Recipe, results: Results, deciding: Sequence[int]) -> list[Tried]:
-    """Everything that has clips of all prompts that decide, method by method."""
+def tried_points(
+    folder: Path, recipe: Recipe, results: Results, deciding: Sequence[int]
+) -> list[Tried]:
+    """Everything that has clips of all prompts that decide, method by method. Those of probes were
+    not kept."""
     found = []
     for row in results.rows():
         known = results.of(row)
-        if not set(deciding) <= set(known) or row.schedule is None:
+        kept = (folder / RUNS / row.folder).is_dir()
+        if not set(deciding) <= set(known) or row.schedule is None or not kept:
             continue
         records = [known[first] for first in deciding]
         metrics = {
@@ -64,7 +77,13 @@ def tried_points(recipe: Recipe, results: Results, deciding: Sequence[int]) -> l
     return sorted(found, key=lambda one: (one.row.label, one.row.spread, one.row.total or 0))
 
 
-def _draw(folder: Path, recipe: Recipe, tried: Sequence[Tried]) -> list[tuple[str, Path]]:
+def _draw(
+    folder: Path,
+    recipe: Recipe,
+    tried: Sequence[Tried],
+    gains: Mapping[Place, Gain],
+    layers: int,
+) -> list[tuple[str, Path]]:
     metric = recipe.target.metric
     lines: dict[str, list[tuple[float, Interval]]] = {}
     chosen = None
@@ -76,10 +95,13 @@ def _draw(folder: Path, recipe: Recipe, tried: Sequence[Tried]) -> list[tuple[st
     draw_points(lines, chosen, recipe.target.value, _heading(metric), folder / POINTS)
     words = f"{_heading(metric)} over the total that was asked for, on the prompts that decide"
     made = [(words, folder / POINTS)]
+    if gains:
+        draw_gains(gains, folder / GAINS)
+        words = "What clips gain by more work in some steps or layers, at the same total"
+        made.append((words, folder / GAINS))
     if recipe.curve is not None:
-        layers = len(recipe.curve.layers) or 1
-        draw_curve(recipe.curve, recipe.run.steps, layers, folder / CURVE)
-        made.append(("The curve of the recipe: the budget of every step", folder / CURVE))
+        draw_budgets(recipe.curve, recipe.run.steps, layers, folder / BUDGETS)
+        made.append(("The recipe: the budget of every step and layer", folder / BUDGETS))
     return made
 
 
@@ -112,12 +134,20 @@ def render_page(
         films=films,
         data=page_data(results, boards, shown, films, lambda row: f"total {row.total:g}"),
         spread=spread,
+        spread_words=spread_words,
         digits=DIGITS,
     )
 
 
 def _name(row: Row) -> str:
-    return f"{row.label}, {row.spread}"
+    return f"{row.label}, {spread_words(row)}"
+
+
+def spread_words(row: Row) -> str:
+    """The schedule as written, where that is a word."""
+    assert row.schedule is not None
+    is_word = isinstance(row.schedule.shape, str) and not row.schedule.layers
+    return row.spread if is_word else "moved work"
 
 
 def _heading(metric: str) -> str:

@@ -1,13 +1,16 @@
-"""Two pictures of a tuning: what every total that was tried gives, and the curve of the recipe."""
+"""Pictures of a tuning: what every total that was tried gives, what probes of steps and layers
+gained, and the budgets of the recipe."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jali.evaluation.arena.pareto import COLOURS, save
 from jali.evaluation.quality.interval import Interval
+from jali.evaluation.tuning.place import Gain, Place
 from jali.planning.curve import Curve
 
 
@@ -36,19 +39,38 @@ def draw_points(
     save(axes.figure, path)
 
 
-def draw_curve(curve: Curve, steps: int, layers: int, path: Path) -> None:
-    """The budget of every step, as bars; of every step and layer where layers have their own."""
+def draw_gains(gains: Mapping[Place, Gain], path: Path) -> None:
+    """What more work in a place gained, with standard errors: steps on the left, layers beside."""
+    from matplotlib.figure import Figure
+
+    kinds = list(dict.fromkeys(place.kind for place in gains))
+    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+    several: Any = figure.subplots(1, len(kinds), sharey=True, squeeze=False)
+    for axes, kind, colour in zip(several[0], kinds, COLOURS, strict=False):
+        own = {place: gain for place, gain in gains.items() if place.kind == kind}
+        axes.bar(
+            [(place.first + place.end - 1) / 2 for place in own],
+            [gain.mean for gain in own.values()],
+            width=[0.85 * (place.end - place.first) for place in own],
+            yerr=[gain.error if math.isfinite(gain.error) else 0 for gain in own.values()],
+            color=colour, ecolor="#868e96", capsize=2,
+        )  # fmt: skip
+        axes.axhline(0, color="#868e96", linewidth=1)
+        axes.set_xlabel(kind[:-1])
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    several[0][0].set_ylabel("gain, dB")
+    save(figure, path)
+
+
+def draw_budgets(curve: Curve, steps: int, layers: int, path: Path) -> None:
+    """The budget of every step and layer."""
     table = curve.budgets(steps, layers)
     axes = _axes(3.0)
-    if curve.layers:
-        grid = [[row[layer] for row in table] for layer in range(layers)]
-        shown = axes.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=1, origin="lower")
-        axes.figure.colorbar(shown, ax=axes, label="budget")
-        axes.set_ylabel("layer")
-    else:
-        axes.bar(range(steps), [row[0] for row in table], color=COLOURS[0], width=0.85)
-        axes.set_ylabel("budget")
-        axes.set_ylim(0, 1.05)
+    grid = [[row[layer] for row in table] for layer in range(layers)]
+    shown = axes.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=1, origin="lower")
+    axes.figure.colorbar(shown, ax=axes, label="budget")
+    axes.set_ylabel("layer")
     axes.set_xlabel("step")
     save(axes.figure, path)
 

@@ -12,11 +12,9 @@ from typing import Any
 from jali.error import InputError, JobError, shorten
 from jali.evaluation.arena.row import Row, ScheduleSpec, read_method_spec, split_methods
 from jali.evaluation.arena.run import Game, Plan, Tell, measured_speed, prepare
-from jali.evaluation.quality.interval import FEWEST
 from jali.evaluation.tuning.outcome import (
     Found,
     choose,
-    difference,
     found_of,
     measured_of,
     say_held_out,
@@ -24,8 +22,18 @@ from jali.evaluation.tuning.outcome import (
     say_unmet,
 )
 from jali.evaluation.tuning.page import write_page
+from jali.evaluation.tuning.place import Gain, Place
+from jali.evaluation.tuning.refine import Refinement, layers_of
 from jali.evaluation.tuning.search import START, TRIES, best_total, nearest_total, next_total
-from jali.evaluation.tuning.size import METHODS, PROMPTS, check_output, folder_of, make_target
+from jali.evaluation.tuning.size import (
+    METHODS,
+    PROBES,
+    PROMPTS,
+    check_output,
+    check_saves,
+    folder_of,
+    make_target,
+)
 from jali.evaluation.tuning.trial import TimeOver, Trials
 from jali.generation.folder import hold_folder
 from jali.generation.machine import machine
@@ -33,13 +41,14 @@ from jali.generation.produce import check_sizes, load
 from jali.generation.prompts import default_prompts
 from jali.generation.settings import Settings
 from jali.integration.fingerprint import Fingerprint
-from jali.integration.recipe import DIGITS, Measured, Recipe, RunSize, Target
+from jali.integration.recipe import Measured, Recipe, RunSize, Target
 from jali.methods import Dense
 from jali.planning.curve import Curve
+from jali.value import check_count
 
 log = logging.getLogger("jali")
 
-CURVE, OTHER = ScheduleSpec("exponential"), ScheduleSpec("linear")
+CURVE = ScheduleSpec("exponential")
 USUAL_TRIES = 4  # of a method, for the bar and for what fits into the minutes
 MORE_TRIES = 2  # of a shape that was found better
 
@@ -56,6 +65,8 @@ def tune(
     prompts: Sequence[str] | None = None,
     batch: int = 1,
     minutes: float | None = None,
+    probes: int = PROBES,
+    saves: str = "time",
     settings: Settings | None = None,
     progress: Tell | None = None,
 ) -> Recipe:
@@ -63,9 +74,10 @@ def tune(
 
     For every method the total is searched at which the clips of one half of the prompts meet the
     target, on a curve that falls along the run; the fastest one is taken (of those that are fast
-    enough, the nearest to dense). A curve that falls linearly is tried at that total, and kept
-    where paired clips say that it is better. The other half of the prompts has no part in this:
-    what their clips show is what the recipe states.
+    enough, the nearest to dense). Other spreads of that total are tried, a linear curve and work
+    moved to the steps and layers where probes gain by it, and kept where paired clips say that they
+    are better. The other half of the prompts has no part in this: what their clips show is what the
+    recipe states.
 
     Everything is kept beside the recipe as it is made; the same call goes on where one was cut.
 
@@ -79,6 +91,9 @@ def tune(
         prompts: two texts or more; eight of those that ship with the model where none are given.
         batch: prompts in one call of the pipeline.
         minutes: keep to these, with fewer prompts and tries where it must be.
+        probes: places (some steps, some layers) in which more work is tried; 0 for none.
+        saves: "time", measured here, or "work", for a machine elsewhere: then the method with the
+            least of it is taken, also where it is slower here.
         settings: steps, size, seed, device and the like; its method does not count.
         progress: hears what is made, how much is done, and of about how much.
 
@@ -104,6 +119,8 @@ def tune(
         default_prompts(settings.model)[:PROMPTS] if prompts is None else prompts,
         batch,
         None if model else pipe_or_model,
+        probes,
+        saves,
     )
     pipe = load(request.plan.dense) if model else pipe_or_model
     stop = None if minutes is None else begun + 60 * minutes
@@ -118,6 +135,8 @@ class Request:
     target: Target
     output: Path
     methods: tuple[str, ...]
+    probes: int
+    saves: str
 
     @property
     def halves(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -135,16 +154,20 @@ def make_request(
     prompts: Sequence[str],
     batch: int = 1,
     pipe: Any = None,
+    probes: int = PROBES,
+    saves: str = "time",
 ) -> Request:
     """Check all that was asked for; nothing is loaded or written."""
     check_output(output)
+    check_count("probes", probes, least=0)
+    check_saves(saves, target.metric)
     if not isinstance(prompts, str) and len(prompts) < 2 * batch:
         raise InputError(
             f"tuning needs {2 * batch} prompts or more: one half finds the recipe, the other "
             f"judges it; got {len(prompts)}"
         )
     plan = prepare(settings, folder_of(output), methods, [START], [CURVE], prompts, batch, pipe)
-    return Request(replace(plan, rows=()), target, output, tuple(methods))
+    return Request(replace(plan, rows=()), target, output, tuple(methods), probes, saves)
 
 
 def find_recipe(request: Request, pipe: Any, stop: float | None, tell: Tell) -> Recipe:
@@ -156,7 +179,8 @@ def find_recipe(request: Request, pipe: Any, stop: float | None, tell: Tell) -> 
         tuning = _Tuning(request, game)
         found = tuning.run()
         game.results.write(plan.folder)
-        write_page(plan.folder, found, game.results, tuning.deciding)
+        gains, layers = tuning.gains, layers_of(pipe)
+        write_page(plan.folder, found, game.results, tuning.deciding, gains, layers)
         found.write(request.output)
     return found
 
@@ -169,6 +193,7 @@ class _Tuning:
         self.specs = [read_method_spec(word) for word in request.methods]
         self.deciding, self.held_out = request.halves
         self.notes: list[str] = []
+        self.gains: dict[Place, Gain] = {}
 
     def run(self) -> Recipe:
         half = len(self.deciding)
@@ -180,7 +205,7 @@ class _Tuning:
             self._fit_minutes()
             self.trials.reserve = self._reserve
             tried = self._search_all()
-            chosen = choose(tried, self.target)
+            chosen = self._choose(tried)
             if chosen is not None:
                 chosen = self._refine(chosen)
         except TimeOver:
@@ -193,7 +218,7 @@ class _Tuning:
             chosen = max(tried, key=lambda one: one.margin(self.target))
         elif chosen is None:
             self.notes.append(say_unmet(tried, self.target))
-        elif self.target.metric != "speedup" and chosen.metrics["speedup"] < 1:
+        elif self._must_be_faster and chosen.metrics["speedup"] < 1:
             self.notes.append(
                 f"Nothing sparse that reaches {self.target} is faster here: "
                 f"{say_point(chosen, self.target)}."
@@ -283,29 +308,23 @@ class _Tuning:
         return [found_of(self.trials, row, self.deciding) for row in rows]
 
     def _refine(self, chosen: Found) -> Found:
-        """The same with a curve of another shape, if paired clips say that it is better."""
-        row, metric = chosen.row, "psnr" if self.target.metric == "speedup" else self.target.metric
-        if sum(len(self.game.results.group(first)) for first in self.deciding) < FEWEST:
+        """The same with another spread of its total, if paired clips say that it is better."""
+        metric = "psnr" if self.target.metric == "speedup" else self.target.metric
+        refinement = Refinement(self.trials, metric, self.deciding, self.request.probes)
+        found = refinement.run(chosen)
+        self.notes += refinement.notes
+        self.gains = refinement.gains
+        if found is chosen:
             return chosen
-        other = replace(row, schedule=OTHER)
-        try:
-            self.trials.try_row(other, self.deciding)
-            found = found_of(self.trials, other, self.deciding)
-            better = difference(self.trials, found, chosen, metric)
-            assert better.mean is not None
-            assert better.low is not None
-            half = f"{better.mean - better.low:.{DIGITS[metric]}f}"
-            by = f"{better.mean:+.{DIGITS[metric]}f} ± {half}"
-            words = f"A {OTHER} curve instead of an {CURVE} one: {by}"
-            if better.low <= 0:
-                self.notes.append(f"{words.replace('-', '−')}, so it was not taken.")
-                return chosen
-            self.notes.append(f"{words}.")
-            start = float(row.total or START)
-            more = self._search(other, start, MORE_TRIES)
-        except TimeOver:
-            return chosen
-        return choose([found, *more], self.target) or chosen
+        more = self._search(found.row, float(found.row.total or START), MORE_TRIES)
+        return self._choose([found, *more]) or chosen
+
+    @property
+    def _must_be_faster(self) -> bool:
+        return self.target.metric != "speedup" and self.request.saves == "time"
+
+    def _choose(self, found: Sequence[Found]) -> Found | None:
+        return choose(found, self.target, self.request.saves)
 
     # The answer
 
@@ -338,7 +357,7 @@ class _Tuning:
         said = []
         for spec in self.specs:
             own = [one for one in tried if one.row.method == spec]
-            best = choose(own, self.target)
+            best = self._choose(own)
             if own and spec != chosen.row.method:
                 one = best or max(own, key=lambda one: one.margin(self.target))
                 said.append(f"{say_point(one, self.target)}.")

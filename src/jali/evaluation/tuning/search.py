@@ -52,11 +52,11 @@ def next_total(
     if len(points) >= tries or any(0 <= margin(target, v) <= near for v in points.values()):
         return None
     flips = target.metric == "speedup"  # so that more is always better
-    wanted = _height(target.metric, target.value)
+    wanted = height(target.metric, target.value)
     better = target.value + (-near if target.metric == "lpips" else near) / 2
-    aim = _height(target.metric, better) - wanted
+    aim = height(target.metric, better) - wanted
     known = sorted(
-        (1 - t if flips else t, _height(target.metric, v) - wanted) for t, v in points.items()
+        (1 - t if flips else t, height(target.metric, v) - wanted) for t, v in points.items()
     )
     low, high = (1 - MOST, 1 - LEAST) if flips else (LEAST, MOST)
     place = _place(known, aim, PER_DB if target.metric == "psnr" else None)
@@ -68,7 +68,7 @@ def next_total(
     return round(1 - total, 3) if flips else total
 
 
-def _height(metric: str, value: float) -> float:
+def height(metric: str, value: float) -> float:
     """A value as a number that is about straight over the total: errors in decibels, time for
     speed. More is better."""
     if metric == "ssim":

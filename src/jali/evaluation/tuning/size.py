@@ -10,6 +10,8 @@ from jali.files import WriteError, check_place, read_text
 
 METHODS = ("rd", "entropy")
 PROMPTS = 8  # of the shipped set: four decide, four judge
+PROBES = 12  # places that are probed: six of steps, six of layers
+SAVES = ("time", "work")
 KIND = "kind: jali-recipe"
 LARGEST = 2**20
 # By metric: the argument, and between which values a target can be.
@@ -45,6 +47,14 @@ def make_target(**asked: float | None) -> Any:
     from jali.integration.recipe import Target
 
     return Target(*check_target(**asked))
+
+
+def check_saves(saves: str, metric: str) -> None:
+    """Time or work; a speed that is asked for is one of time."""
+    if saves not in SAVES:
+        raise ArgumentError("saves", f"must be one of {', '.join(SAVES)}, got {saves!r}")
+    if saves == "work" and metric == "speedup":
+        raise ArgumentError("saves", "is work, and `speedup` asks for time: leave one of them out")
 
 
 def folder_of(output: Path) -> Path:

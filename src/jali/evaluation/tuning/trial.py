@@ -41,11 +41,12 @@ class Trials:
     def seconds_left(self) -> float:
         return float("inf") if self.game.stop is None else self.game.stop - time.monotonic()
 
-    def try_row(self, row: Row, firsts: Sequence[int]) -> list[Record]:
-        """The records of a row on these groups of prompts; `TimeOver` where there is no time."""
+    def try_row(self, row: Row, firsts: Sequence[int], keep: bool = True) -> list[Record]:
+        """The records of a row on these groups of prompts; `TimeOver` where there is no time.
+        Clips that nobody will look at need not be kept."""
         for first in firsts:
             if first not in self.results.of(row):
-                self._make(row, self.results.group(first))
+                self._make(row, self.results.group(first), keep)
         known = self.results.of(row)
         return [known[first] for first in firsts]
 
@@ -66,7 +67,7 @@ class Trials:
                 self.game.done += 1
         return self._dense[1]
 
-    def _make(self, row: Row, group: range) -> None:
+    def _make(self, row: Row, group: range, keep: bool) -> None:
         dense = self.time_dense(group.start)
         self._check_time(self.slowest or self.dense_pace)
         words = "prompt" if len(group) == 1 else "prompts"
@@ -74,7 +75,7 @@ class Trials:
         begun = time.monotonic()
         made = self.game.studio.make(self.game.plan.settings(row, row.total, self.game.pipe), group)
         asked = float(row.total or 0)
-        self.game.note(row, group, made, [(asked, made.cost)], dense, self.scorer)
+        self.game.note(row, group, made, [(asked, made.cost)], dense, self.scorer, keep)
         self.slowest = max(self.slowest, time.monotonic() - begun)
         self.game.done += 1
 
