@@ -90,6 +90,7 @@ class Run:
         self.method: Method = chosen
         self.recipe: Recipe | None = recipe
         self.backend = backend
+        self.watch: Callable[[CallRecord], None] | None = None  # shown every call as it is noted
         self._told: set[str] = set()
         self.begin()
 
@@ -106,8 +107,8 @@ class Run:
         """A generation is over, or was given up: memory is given back, statistics stay."""
         self.tables.clear()
         self._prepared.clear()
-        if self._step >= 0:
-            self._step = -1
+        self._step, begun = -1, self._step >= 0
+        if begun and len(self.records):
             log.info("jali: %s", self.summary())
 
     def _arrive(self, site: Site) -> None:
@@ -116,8 +117,11 @@ class Run:
             return
         if site.step < self._step or (self._step < 0 and len(self.records)):
             self.begin()
-        if self._step < 0 and (never := why_never_sparse(self.method, site.steps)) is not None:
-            self._tell(never)
+        if self._step < 0:
+            never = why_never_sparse(self.method, site.steps)
+            other = None if self.recipe is None else self.recipe.warning({"steps": site.steps})
+            for what in filter(None, (never, other)):
+                self._tell(what)
         self._step = site.step
         self._prepared.clear()
 
@@ -126,7 +130,7 @@ class Run:
         for the device."""
         return Stats(
             method=self.method.base.name,
-            budget=self.method.mean_budget,
+            budget=self.method.mean_budget if self.method.total is None else None,
             rows=self.records.rows(),
             total=self.method.total,
             older=self.records.older,
@@ -169,14 +173,15 @@ class Run:
         B, H, S, D = q.shape
         each = S if keys is None else keys
         read = None if ran is None or ran.executed is None else ran.executed.pairs_read
-        self.records.append(
-            CallRecord(
-                site.transformer, site.layer, site.step, site.branch, S,
-                "host" if ran is None else ran.backend, why, read, None, B, H, D,
-                B * each if padding is None else padding.total(each),
-                0.0 if ran is None else ran.planning,
-            )
+        record = CallRecord(
+            site.transformer, site.layer, site.step, site.branch, S,
+            "host" if ran is None else ran.backend, why, read, None, B, H, D,
+            B * each if padding is None else padding.total(each),
+            0.0 if ran is None else ran.planning,
         )  # fmt: skip
+        self.records.append(record)
+        if self.watch is not None:
+            self.watch(record)
 
     def _tell(self, what: str) -> None:
         """Say something once, as a warning."""

@@ -93,13 +93,15 @@ def _some(module: nn.Module) -> dict[str, tuple[float, ...]]:
         if p.dim() >= 2 and "lora" not in name.lower()
     ]
     chosen = named[:: max(1, len(named) // SAMPLED)][:SAMPLED]
-    return {name: _values(p) for name, p in chosen if _readable(p)}
+    return {name: values_of(p) for name, p in chosen if is_readable(p)}
 
 
-def _readable(p: Tensor) -> bool:
+def is_readable(p: Tensor) -> bool:
+    """Whether its numbers lie here, as they are."""
     return p.dtype.is_floating_point and not p.is_meta and type(p.data) is Tensor
 
 
-def _values(p: Tensor) -> tuple[float, ...]:
+def values_of(p: Tensor) -> tuple[float, ...]:
+    """A few numbers from all over a parameter."""
     at = torch.linspace(0, p.numel() - 1, VALUES, device=p.device).long()
     return tuple(p.reshape(-1)[at].float().tolist())
