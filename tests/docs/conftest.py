@@ -57,7 +57,7 @@ def small(
     record = calibration.calibrate
 
     def load_small(name: str, **options: Any) -> Any:
-        options |= {"path": checkpoint(name), "device": "cpu", "lora": None}
+        options |= {"path": checkpoint(name), "device": "cpu", "lora": None, "cpu_offload": False}
         pipe = load(name, **options)
         pipe.set_progress_bar_config(disable=True)
         return pipe
