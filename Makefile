@@ -65,6 +65,7 @@ coverage: $(STAMP)
 docs: $(STAMP)
 	@$(BIN)/python benchmarks/tables.py --check
 	@$(BIN)/python docs/generate_cli.py --check
+	@$(BIN)/python docs/generate_notebook.py --check
 	@$(BIN)/zensical build --strict --clean
 	@echo "site/index.html"
 

@@ -14,6 +14,7 @@ ELSEWHERE = {
     "presets.md": "tests/integration/test_coming_from.py",
     "coming-from-psa.md": "tests/integration/test_coming_from.py",
     "quality.md": "tests/quality/test_quality_page.py",
+    "notebook.md": "tests/docs/test_notebook.py",
 }
 # Single examples on other people's pages: a piece of their text, and why they are not run here.
 NOT_HERE = {
