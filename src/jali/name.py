@@ -10,6 +10,7 @@ import functools
 import sys
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jali.error import ArgumentError
@@ -85,3 +86,23 @@ def _preset_files() -> dict[str, Mapping[str, Any]]:
         file.name.removesuffix(".yaml"): parse_yaml(file.read_text(encoding="utf-8"))
         for file in sorted(found, key=lambda file: file.name)
     }
+
+
+NO_RECIPE = "none"  # where a command has one of its own
+
+
+def shipped_recipe(model: str) -> str | None:
+    """The name under which a recipe of this model comes with the package."""
+    return "nano" if resolve_model(model) == "nano" and recipe_file("nano").is_file() else None
+
+
+def recipe_file(told: str) -> Path:
+    """The file of a recipe: of one that is shipped by the model's name, else where it says."""
+    if told == "nano":
+        return Path(str(resources.files("jali.nano"))) / "recipe.yaml"
+    return Path(told).expanduser()
+
+
+def is_recipe_file(told: object) -> bool:
+    """Whether what is given where a preset may be is a recipe's file."""
+    return isinstance(told, str) and told.endswith((".yaml", ".yml"))

@@ -42,7 +42,10 @@ EXAMPLES = (
 )
 
 
-@with_settings("model", "backend", "negative_prompt", *SIZES, "arguments", "lora", *MACHINE)
+@with_settings(
+    "model", "recipe", "backend", "negative_prompt", *SIZES, "arguments", "lora", *MACHINE,
+    recipe={"help": "What `jali tune` found, as one more row; all others at its total."},
+)  # fmt: skip
 def arena(
     settings: Settings,
     output: Annotated[
@@ -97,6 +100,10 @@ def arena(
         from jali.evaluation.arena.size import usual_size
 
         settings, usual, few = usual_size(settings, quick)
+        if settings.recipe is not None and totals is None:
+            from jali.evaluation.arena.run import recipe_row
+
+            usual = (float(recipe_row(settings, settings.recipe).total or 1),)
         shares = usual if totals is None else read_budgets(totals, "--totals")
         texts = select_prompts(settings.model, prompt, prompts, num_prompts, shipped=few)
     compare(settings, output, shares, methods, schedule, texts, batch, minutes, as_json)
@@ -122,9 +129,10 @@ def compare(
         words, shapes = split_methods(methods, "--methods"), read_schedules(schedule, "--schedule")
         check_folder(output, flag)
         _check_totals(settings, shapes, totals)
-        from jali.evaluation.arena.run import play, prepare
+        from jali.evaluation.arena.run import play, prepare, recipe_row
 
-        plan = prepare(settings, output, words, totals, shapes, prompts, batch)
+        own = () if settings.recipe is None else (recipe_row(settings, settings.recipe),)
+        plan = prepare(settings, output, words, totals, shapes, prompts, batch, None, own)
     quiet_libraries()
     with job_errors(), progress_bar(quiet=as_json, log=True) as tell:
         from jali.generation.produce import load

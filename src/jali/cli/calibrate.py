@@ -41,7 +41,9 @@ BRANCHES = ("mean", "separate")
 
 
 @with_settings(
-    "model", "method", "options", *SIZES, *MACHINE,
+    "model", "method", "options", "recipe", *SIZES, *MACHINE,
+    recipe={"help": "The book of what `jali tune` found: its method and size; --masks and --recipe "
+            "together replay it along its curve."},
     method={
         "help": "entropy records importance; rd errors, for any budget and number of steps.",
         "shown": "entropy",
@@ -97,6 +99,13 @@ def calibrate(
     from jali.generation.prompts import select_prompts
 
     with input_errors():
+        if settings.recipe is not None:
+            settings = _of_recipe(settings)
+            if settings.method == "entropy":  # any budget along its curve is derived
+                budgets = budgets or ""
+                q_block = q_block or settings.options.get("q_block")
+                k_block = settings.options.get("k_block", k_block)
+                settings = replace(settings, options={})
         what = _what(settings, budgets, importance)
         if branches not in BRANCHES:
             raise ValueError(f"--branches is {' or '.join(BRANCHES)}, got {branches!r}")
@@ -131,6 +140,26 @@ def calibrate(
             **{name: value for name, value in settings.pick(*SIZES).items() if value is not None},
         )
     report_book(book, as_json)
+
+
+def _of_recipe(settings: Settings) -> Settings:
+    """The settings of a recipe's book: its method with its options, size and steps."""
+    from dataclasses import asdict
+
+    from jali.evaluation.arena.row import row_of
+    from jali.integration.recipe import Recipe
+
+    found = Recipe.read(str(settings.recipe))
+    settings.find_recipe()  # refuses another model
+    if found.curve is None or found.method.name not in METHODS:
+        raise ValueError(
+            f"--recipe: a book is of entropy or rd, and {settings.recipe} is of {found.method.name}"
+        )
+    options = dict(row_of(found.method, found.curve).method.options)
+    options.pop("budget", None)
+    own: dict[str, Any] = {"method": found.method.name, "options": options, "recipe": None}
+    own |= {n: v for n, v in asdict(found.run).items() if getattr(settings, n) is None}
+    return replace(settings, **own)
 
 
 def _what(settings: Settings, budgets: str | None, importance: bool | None) -> dict[str, Any]:

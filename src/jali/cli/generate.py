@@ -13,7 +13,7 @@ from jali.cli.exits import input_errors, job_errors
 from jali.cli.options import PromptFile, Prompts, check_folder, with_settings
 from jali.cli.output import print_json, progress_bar, say, tell_clips
 from jali.cli.quiet import quiet_libraries
-from jali.generation.settings import Settings
+from jali.generation.settings import Settings, with_shipped_recipe
 
 if TYPE_CHECKING:
     from jali.generation.manifest import ClipRecord
@@ -55,9 +55,12 @@ def generate(
         check_ranks(settings)
         texts = select_prompts(settings.model, prompt, prompts, num_prompts)
         check_folder(output_dir)
+        asked, settings = settings, with_shipped_recipe(settings)
         settings = settings.resolve()
         folder = output_dir or choose_folder(settings, texts, with_dense)
         runs = plan_runs(settings, folder, with_dense)
+    if settings.recipe is not None and asked.recipe is None and not as_json:
+        typer.echo(_own_recipe(settings), err=True)
     quiet_libraries()
     others = int(os.environ.get("RANK", "0")) > 0  # under torchrun the first one speaks for all
     with job_errors(), progress_bar(quiet=as_json or others) as tell:
@@ -74,6 +77,19 @@ def generate(
         say(f"  {last}{run.clips[-1].summary}", style="dim")
     if len(made) == 2:
         say(f"next: jali compare {made[0].folder} {made[1].folder}")
+
+
+def _own_recipe(settings: Settings) -> str:
+    """What is run where nothing was asked of attention."""
+    recipe = settings.find_recipe()
+    assert recipe is not None
+    what = (
+        "dense" if recipe.curve is None else f"{settings.method} at a total of {settings.total:g}"
+    )
+    return (
+        f"by the recipe that comes with {settings.model} ({recipe.target}): {what}; --method, "
+        f"--total or --recipe none ask for something else"
+    )
 
 
 def _times(clips: Sequence[ClipRecord]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from jali.experiments.results import check_tag
@@ -11,12 +11,13 @@ from jali.generation.prompts import check_prompt
 from jali.generation.settings import COUNT, SettingDescription, SettingError, Settings
 
 DENSE = "dense"  # a variant of every experiment
+RECIPE = "recipe"  # the variant of one that `jali tune` made
 CACHED = "cached"  # the variant that replays a calibrated book
 # The settings of a run that an experiment may choose.
 SETTINGS = (
     "model", "path", "height", "width", "num_frames", "steps", "guidance", "seed", "method",
-    "preset", "budget", "warmup_frac", "dense_first_layer", "backend", "masks", "cpu_offload",
-    "context_parallel", "tensor_parallel", "device", "dtype",
+    "preset", "recipe", "budget", "warmup_frac", "dense_first_layer", "backend", "masks",
+    "cpu_offload", "context_parallel", "tensor_parallel", "device", "dtype",
 )  # fmt: skip
 COUNTS = ("num_prompts", "calibration_prompts", "bench_steps", "bench_repeats", "threads")
 A_COUNT = SettingDescription(int, "", None, COUNT, least=1)
@@ -57,7 +58,8 @@ class Experiment:
             values[name] = None if values[name] is None else tuple(values[name])
         made = Settings(**facts) if settings is None else replace(settings, **facts)
         if made.method in (None, "entropy"):  # as it is written down, where a preset has its own
-            made = replace(made, method="entropy" if made.preset is None else None)
+            named = made.preset is not None or made.recipe is not None
+            made = replace(made, method=None if named else "entropy")
         for name, value in {"tag": check_tag(tag), "settings": made, **values}.items():
             object.__setattr__(self, name, value)
         self._check()
@@ -76,6 +78,10 @@ class Experiment:
             raise ValueError("name at least one metric, e.g. psnr")
         if self.settings.preset is not None and self.settings.method is not None:
             raise ValueError("give a method or a preset, not both: a preset names its method")
+        if self.settings.recipe is not None:
+            from jali.generation.check import check_attention
+
+            check_attention(self.settings)
 
     @property
     def ranks(self) -> int:
@@ -84,6 +90,8 @@ class Experiment:
     @property
     def variant(self) -> str:
         """What the sparse rows are called."""
+        if self.settings.recipe is not None:
+            return RECIPE
         return str(self.settings.preset or self.settings.method)
 
     @property
@@ -106,7 +114,7 @@ class Experiment:
     def dense_settings(self) -> Settings:
         """How the dense clips are made."""
         return replace(
-            self.settings, method=DENSE, preset=None, budget=None, warmup_frac=None,
+            self.settings, method=DENSE, preset=None, recipe=None, budget=None, warmup_frac=None,
             dense_first_layer=None, masks=None,
         )  # fmt: skip
 
@@ -122,7 +130,10 @@ class Experiment:
             "height": card.height, "width": card.width, "num_frames": card.frames,
             "steps": card.steps, "guidance": card.guidance.scale,
         }  # fmt: skip
-        if asked.preset is None:
+        recipe = asked.find_recipe()
+        if recipe is not None:
+            usual |= asdict(recipe.run)
+        elif asked.preset is None:
             usual |= {"budget": 0.5, "warmup_frac": 0.2, "dense_first_layer": True}
         missing = {name: value for name, value in usual.items() if getattr(asked, name) is None}
         found = replace(asked, model=card.name, **missing)
@@ -135,7 +146,9 @@ class Experiment:
         from jali.value import suggest
 
         asked = self.settings
-        if asked.preset is not None:
+        if self.variant == RECIPE:
+            asked.find_recipe()
+        elif asked.preset is not None:
             from jali.presets import load_preset
 
             load_preset(asked.preset, model)
@@ -162,6 +175,8 @@ class Experiment:
         """Flat: the settings of the run are beside the experiment's own."""
         found = {name: getattr(self.settings, name) for name in SETTINGS}
         found["method"] = found["method"] or "entropy"
+        if found["recipe"] is None:  # as it was written before there were any
+            del found["recipe"]
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
         return found | {n: list(v) if isinstance(v, tuple) else v for n, v in own.items()}
 
@@ -173,9 +188,9 @@ class Experiment:
         """What of another experiment is not the same, in words. A tag cannot change a number."""
         mine, theirs = self.to_dict(), other.to_dict()
         return [
-            f"{name} {theirs[name]!r}, now {mine[name]!r}"
-            for name in mine
-            if name != "tag" and mine[name] != theirs[name]
+            f"{name} {theirs.get(name)!r}, now {mine.get(name)!r}"
+            for name in dict.fromkeys([*mine, *theirs])
+            if name != "tag" and mine.get(name) != theirs.get(name)
         ]
 
 

@@ -16,6 +16,7 @@ from jali.planning.curve import Curve
 if TYPE_CHECKING:
     from jali.generation.settings import Settings
     from jali.integration.modes import Handle
+    from jali.integration.recipe import Recipe
 
 
 def cached_method(settings: Settings) -> Method:
@@ -28,10 +29,25 @@ def cached_method(settings: Settings) -> Method:
             f"asked for; make one that fits: jali book resample {settings.masks} --steps "
             f"{settings.steps}",
         )
+    recipe = settings.find_recipe()
+    if recipe is not None:
+        return book_method(book, None, None, curve_for_book(recipe, book, settings), None, None)
     names = ("warmup_frac", "dense_first_layer")
     return book_method(
         book, settings.budget, settings.total, settings.curve_shape, *settings.pick(*names).values()
     )
+
+
+def curve_for_book(recipe: Recipe, book: MaskBook, settings: Settings) -> Curve:
+    """The curve along which a book is replayed; refused where it is a book of another method."""
+    holds = "entropy" if book.header.errors is None else "rd"
+    if recipe.curve is None or recipe.method.name != holds:
+        raise ArgumentError(
+            "masks",
+            f": {settings.masks} is a book of {holds}, and the recipe {settings.recipe} is of "
+            f"{recipe.method.name}; jali calibrate --recipe makes one where it is entropy or rd",
+        )
+    return recipe.curve
 
 
 def steps_of(method: Method) -> int | None:
@@ -59,6 +75,11 @@ def describe_method(method: Method) -> dict[str, Any]:
 
 def replay_book(pipe: Any, settings: Settings) -> AbstractContextManager[Handle]:
     """A block in which a pipeline replays the book of resolved settings."""
+    recipe = settings.find_recipe()
+    if recipe is not None:
+        book = MaskBook.open(str(settings.masks))
+        curve = curve_for_book(recipe, book, settings)
+        return cached_processor_mode(pipe, book, curve=curve, backend=settings.backend)
     names = ("budget", "backend", "warmup_frac", "dense_first_layer", "total")
     return cached_processor_mode(
         pipe, str(settings.masks), curve=settings.curve_shape, **settings.pick(*names)

@@ -12,7 +12,15 @@ from jali.integration.models.checkpoint import HUB_ID, check_offload
 from jali.integration.models.lora import lora_source
 from jali.integration.models.registry import model_card
 from jali.integration.models.size import check_size, usual_strides
-from jali.name import DTYPES, ON_ANY_DEVICE, backend_names, method_names, preset_names
+from jali.name import (
+    DTYPES,
+    NO_RECIPE,
+    ON_ANY_DEVICE,
+    backend_names,
+    method_names,
+    preset_names,
+    recipe_file,
+)
 from jali.value import suggest
 
 if TYPE_CHECKING:
@@ -113,19 +121,19 @@ def _check_total(settings: Settings) -> None:
 
 
 # What a recipe has already.
-IN_RECIPE = ("method", "preset", "config", "options", "budget", "total", "curve", "masks",
+IN_RECIPE = ("method", "preset", "config", "options", "budget", "total", "curve",
              "warmup_frac", "dense_first_layer")  # fmt: skip
 
 
 def _check_recipe(settings: Settings) -> None:
-    if settings.recipe is None:
+    if settings.recipe in (None, NO_RECIPE):
         return
     for name in IN_RECIPE:
         if getattr(settings, name) not in (None, {}):
             raise ArgumentError(
                 name, "and `recipe` ask for the same in two ways: the recipe says it; leave one out"
             )
-    if not Path(settings.recipe).expanduser().is_file():
+    if not recipe_file(str(settings.recipe)).is_file():
         raise ArgumentError(
             "recipe",
             f": there is no recipe {settings.recipe}; make one with jali tune --output "

@@ -164,6 +164,9 @@ def attention(pipe: Any, settings: Settings, method: Method | None = None) -> It
     from jali.generation.call_record import PlanRecorder
     from jali.integration.modes import sparse_processor_mode, transformers_of
 
+    recipe = settings.find_recipe()
+    if recipe is not None:
+        recipe.check_model(dict(transformers_of(pipe)[1]))
     if settings.masks is not None:
         from jali.generation.calibrated import replay_book
 
@@ -172,9 +175,6 @@ def attention(pipe: Any, settings: Settings, method: Method | None = None) -> It
             handle.run.forewarned = True
             yield handle
         return
-    recipe = settings.find_recipe()
-    if recipe is not None:
-        recipe.check_model(dict(transformers_of(pipe)[1]))
     preset, method = settings.find_preset(), method or settings.make_method()
     size: Any = (settings.num_frames, settings.height, settings.width)
     with sparse_processor_mode(pipe, method=method, backend=settings.backend) as handle:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jali import files
 from jali.error import ArgumentError, show
+from jali.name import NO_RECIPE, is_recipe_file, shipped_recipe
 from jali.planning.curve import SHAPES
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ class Settings:
         str, MISSING, None, "A name of the registry; see `jali doctor`.", usual="nano")
     path: str | None = setting(str, None, PLACE, "Local folder or hub id, not the usual one.")
     method: str | None = setting(str, None, ATTENTION, "One of {methods}.", shown="entropy")
-    preset: str | None = setting(str, None, ATTENTION, "A method by preset; see `jali presets`.")
+    preset: str | None = setting(
+        str, None, ATTENTION, "A method by preset; see `jali presets`. Or a recipe's file.")
     config: str | None = setting(Path, None, ATTENTION, "A preset file, jali's or PSA's.")
     options: Mapping[str, Any] = setting(
         Mapping, Mapping, ATTENTION, "NAME=VALUE of the method's own, again for more.",
@@ -134,7 +136,8 @@ class Settings:
         "commas.", shown="exponential")
     masks: str | None = setting(Path, None, ATTENTION, "A calibrated MaskBook: the method cached.")
     recipe: str | None = setting(
-        Path, None, ATTENTION, "What `jali tune` found: method, total and curve.")
+        Path, None, ATTENTION, "What `jali tune` found: method, total and curve; none: not the "
+        "model's own.")
     backend: str = setting(str, "auto", ATTENTION, "auto, or one of `jali doctor`.")
     warmup_frac: float | int | None = setting(
         float, None, ATTENTION, "Share of dense first steps.", shown="0.2, or the preset's",
@@ -168,6 +171,9 @@ class Settings:
     # fmt: on
 
     def __post_init__(self) -> None:
+        if is_recipe_file(self.preset) and self.recipe is None:
+            object.__setattr__(self, "recipe", self.preset)
+            object.__setattr__(self, "preset", None)
         for own in fields(self):
             value, about = getattr(self, own.name), own.metadata["description"]
             if about.kind in (str, Path) and isinstance(value, Path):
@@ -245,6 +251,7 @@ class Settings:
             usual |= asdict(recipe.run)
         own: dict[str, Any] = {n: v for n, v in usual.items() if getattr(self, n) is None}
         own |= {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
+        own |= {"recipe": None} if recipe is None else {}
         found = replace(self, model=card.name, **_describe(self, method), **own)
         if self.attention is None:  # what was resolved before was told before
             self._tell_before(method, int(found.steps or 0))
@@ -326,12 +333,12 @@ class Settings:
 
     def find_recipe(self) -> Recipe | None:
         """What its file holds; refused where it is of another model."""
-        if self.recipe is None:
+        if self.recipe in (None, NO_RECIPE):
             return None
         from jali.integration.models.registry import model_card
         from jali.integration.recipe import Recipe
 
-        found, card = Recipe.read(self.recipe), model_card(self.model)
+        found, card = Recipe.read(str(self.recipe)), model_card(self.model)
         if found.model != card.name:
             raise SettingError(
                 "recipe",
@@ -452,22 +459,29 @@ def _describe(settings: Settings, method: Method) -> dict[str, Any]:
     }
 
 
+ASKED = ("method", "preset", "config", "budget", "total", "curve", "masks", "recipe",
+         "warmup_frac", "dense_first_layer", "attention")  # fmt: skip
+
+
+def with_shipped_recipe(settings: Settings) -> Settings:
+    """With the recipe that comes with the model, where nothing at all is asked of attention. Its
+    size is not taken: what a model makes by itself stays as it is."""
+    from jali.integration.models.registry import model_card
+
+    name = shipped_recipe(settings.model)
+    asked = settings.options or any(getattr(settings, one) is not None for one in ASKED)
+    if name is None or asked or settings.path is not None:
+        return settings
+    card = model_card(settings.model)
+    size = {"steps": card.steps, "guidance": card.guidance.scale, "height": card.height,
+            "width": card.width, "num_frames": card.frames}  # fmt: skip
+    own: dict[str, Any] = {n: v for n, v in size.items() if getattr(settings, n) is None}
+    return replace(settings, recipe=name, **own)
+
+
 def dense_twin(settings: Settings) -> Settings:
     """The same run with dense attention, resolved."""
     bare: dict[str, Any] = {"method": "dense", "options": {}}
-    bare |= dict.fromkeys(
-        (
-            "preset",
-            "config",
-            "budget",
-            "total",
-            "curve",
-            "masks",
-            "recipe",
-            "warmup_frac",
-            "dense_first_layer",
-            "attention",
-        )
-    )
+    bare |= dict.fromkeys(name for name in ASKED if name != "method")
     twin = replace(settings, **bare)
     return replace(twin, **_describe(twin, twin.make_method()))

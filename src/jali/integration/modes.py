@@ -21,6 +21,7 @@ from jali.integration.recipe import Recipe, check_alone
 from jali.integration.run import Run
 from jali.integration.stats import Stats
 from jali.methods import METHODS, Method, Schedule
+from jali.name import is_recipe_file
 from jali.presets import Preset
 from jali.value import check_choice, check_count
 
@@ -87,7 +88,8 @@ def apply_sparse_attention(
 
     Args:
         target: a diffusers pipeline, or its transformer.
-        method: a method's name (`options` are its own), a `Method`, a preset's name or a `Preset`.
+        method: a method's name (`options` are its own), a `Method`, a preset's name or a `Preset`;
+            a recipe's file, where it ends in .yaml.
         mean_budget: asked share of the work of sparse calls. Without it and without a `total`, a
             method by name has a total of 0.5, unless it has a threshold or pattern of its own; psa,
             and whoever names dense steps or a layer, a budget of 0.5.
@@ -106,7 +108,8 @@ def apply_sparse_attention(
             "flat" is one budget after the dense first steps and layer; or a tuple of relative
             budgets along the run.
         recipe: instead of a method with its budget or total, a `Recipe` or its file, as `tune`
-            makes them. Another model is refused; another size or number of steps is warned of.
+            makes them, or "nano", which comes with one. Another model is refused; another size or
+            number of steps is warned of.
         model: the model of a preset that differs between models, where the pipeline is none of
             the registry's.
 
@@ -129,6 +132,8 @@ def apply_sparse_attention(
         check_count("steps", steps)
     pipe, transformers = transformers_of(target)
     layers = [self_attentions(module) for _, module in transformers]  # refused before any change
+    if recipe is None and is_recipe_file(method):
+        method, recipe = "entropy", method
     if recipe is not None:
         check_alone(
             method=None if method == "entropy" else method, mean_budget=mean_budget, total=total,

@@ -20,6 +20,7 @@ from jali import files
 from jali.error import ArgumentError, InputError, shorten
 from jali.integration.fingerprint import Fingerprint, check_same_model
 from jali.methods import Dense, Method, Schedule
+from jali.name import recipe_file
 from jali.planning.curve import Curve
 from jali.presets import VideoScale
 from jali.presets.method import read_method, write_method
@@ -209,8 +210,9 @@ class Recipe:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Recipe:
-        """The recipe of a file; `InputError`, in a sentence, where it holds none."""
-        place = Path(path).expanduser()
+        """The recipe of a file, or of a model by name that comes with one; `InputError`, in a
+        sentence, where it holds none."""
+        place = recipe_file(os.fspath(path))
         try:
             return cls.parse(files.read_text(place, LARGEST), str(place))
         except FileNotFoundError:
@@ -221,7 +223,7 @@ class Recipe:
         try:
             data = parse_yaml(text)
             if not isinstance(data, Mapping) or data.get("kind") != KIND:
-                raise ValueError(f"its kind is not {KIND}")
+                raise ValueError(f"its kind is not {KIND} (a file of presets is a `config`)")
             if data.get("version") != VERSION or data.get("version") is True:
                 raise ValueError(f"it has version {data.get('version')!r}, this reads {VERSION}")
             plain: PlainRecipe = read_object(PlainRecipe, data, "recipe")

@@ -47,7 +47,7 @@ def cached_processor_mode(
     finite: str = "raise",
     other_weights: bool = False,
     total: float | None = None,
-    curve: str | tuple[float, ...] | None = None,
+    curve: str | tuple[float, ...] | Curve | None = None,
 ) -> Iterator[Handle]:
     """A block in which a pipeline replays a book: no scoring, no look at q and k.
 
@@ -63,6 +63,7 @@ def cached_processor_mode(
         other_weights: accept a fine-tuned model of the book's architecture.
         total, curve: instead of a budget, as in `sparse_processor_mode`. A book without importance
             comes as near to the total as its budgets allow, and never above; the summary says so.
+            A `Curve`, as a recipe has one, says both.
 
     Yields:
         The handle of `sparse_processor_mode`.
@@ -76,7 +77,7 @@ def cached_processor_mode(
         >>> with cached_processor_mode(pipe, "wan.safetensors", budget=0.5):  # doctest: +SKIP
         ...     video = pipe("a cat", num_inference_steps=50)
     """
-    check_asked("budget", budget, total, curve)
+    check_asked("budget", budget, *_told(total, curve))
     opened = book if isinstance(book, MaskBook) else MaskBook.open(book)
     owner, transformers = transformers_of(pipe)
     check_model(opened, dict(transformers), other_weights)
@@ -114,12 +115,14 @@ def book_method(
     book: MaskBook,
     budget: float | None,
     total: float | None,
-    curve: str | tuple[float, ...] | None,
+    curve: str | tuple[float, ...] | Curve | None,
     warmup: float | int | None,
     first_layer: bool | None,
     check: Callable[[Site], None] | None = None,
 ) -> Schedule:
     """What replays a book at a budget or a total, inside the usual schedule."""
+    whole = curve if isinstance(curve, Curve) else None
+    total, curve = _told(total, curve)
     check_asked("budget", budget, total, curve)
     share = budget
     if share is None:  # of a curve the budgets follow; any that the book has will do
@@ -131,13 +134,24 @@ def book_method(
     assert isinstance(schedule, Schedule)
     if total is None:
         return schedule
-    made = Curve(total) if curve is None else Curve(total, curve)
+    made = whole or (Curve(total) if curve is None else Curve(total, curve))
     if not book.derives:
-        made = BookCurve(made.total, made.shape, book=book)
+        made = BookCurve(made.total, made.shape, made.floor, made.layers, book=book)
     schedule = replace(schedule, curve=made)
     if not book.fits_any_steps:
         schedule.check_total(book.steps)
     return schedule
+
+
+def _told(
+    total: float | None, curve: str | tuple[float, ...] | Curve | None
+) -> tuple[float | None, str | tuple[float, ...] | None]:
+    """The total and the shape, also where a whole curve has both."""
+    if not isinstance(curve, Curve):
+        return total, curve
+    if total is not None:
+        raise ValueError(f"total={total!r} and a Curve are two totals: leave one of them out")
+    return curve.total, curve.shape
 
 
 def get_ready(book: MaskBook, method: Schedule, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from jali.cli.experiment.table import say, show_table
 from jali.cli.options import ATTENTION, MACHINE, PARALLEL, PLACE, SIZE, SIZES, with_settings
 from jali.cli.output import print_json
 from jali.generation.settings import Settings
-from jali.name import method_names
+from jali.name import method_names, recipe_file, shipped_recipe
 from jali.value import suggest
 
 if TYPE_CHECKING:
@@ -29,7 +29,16 @@ EXAMPLES = (
     "torchrun --nproc-per-node 4 -m jali experiment run --model wan-t2v-14b "
     "--context-parallel 4 --masks 14b.safetensors --tag 14b-cp4",
 )
-SPARSE = ("model", "method", "preset", "budget", "warmup_frac", "dense_first_layer", "backend")
+SPARSE = (
+    "model",
+    "method",
+    "preset",
+    "recipe",
+    "budget",
+    "warmup_frac",
+    "dense_first_layer",
+    "backend",
+)
 
 
 def _count(help: str, panel: str) -> Any:
@@ -136,6 +145,8 @@ def _from_flags(
         book = str(Path(settings.masks).expanduser().absolute())
         MaskBook.open(book).close()  # before an hour of work, not after
         settings = replace(settings, masks=book)
+    if settings.recipe is not None and settings.recipe != shipped_recipe(settings.model):
+        settings = replace(settings, recipe=str(recipe_file(settings.recipe).absolute()))
     found = Experiment(tag=tag, settings=settings, **own).completed()
     return found if found.calibrate or found.settings.masks else with_own_book(found, results)
 

@@ -142,6 +142,20 @@ class Row:
         return self.schedule.over(method, asked)
 
 
+def row_of(method: Method, curve: Curve) -> Row:
+    """A method on a curve, as a recipe has them."""
+    from jali.presets.method import write_method
+
+    own, usual = (write_method(one)["options"] for one in (method, type(method)()))
+    options = {n: _hashable(value) for n, value in own.items() if usual.get(n) != value}
+    spread = ScheduleSpec(curve.shape, curve.floor, curve.layers)
+    return Row(MethodSpec(method.name, tuple(sorted(options.items()))), spread, curve.total)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+
+
 def make_rows(
     methods: Sequence[MethodSpec], schedules: Sequence[ScheduleSpec], totals: Sequence[float]
 ) -> list[Row]:

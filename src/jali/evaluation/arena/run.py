@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jali.error import InputError, shorten
+from jali.error import ArgumentError, InputError, shorten
 from jali.evaluation.arena.leaderboard import Leaderboard
 from jali.evaluation.arena.match import matched
 from jali.evaluation.arena.record import DENSE, DenseTimes, Record, Results, find_results
@@ -26,6 +27,7 @@ from jali.evaluation.arena.row import (
     make_rows,
     read_method_spec,
     read_schedules,
+    row_of,
     split_methods,
 )
 from jali.evaluation.arena.score import Scorer
@@ -37,6 +39,7 @@ from jali.generation.machine import machine, versions
 from jali.generation.produce import check_sizes, load, warm_up
 from jali.generation.prompts import check_prompt, default_prompts
 from jali.generation.settings import Settings, dense_twin
+from jali.integration.recipe import Recipe
 from jali.presets.method import write_method
 from jali.value import check_count
 from jali.version import __version__
@@ -57,6 +60,7 @@ def arena(
     batch: int = 1,
     minutes: float | None = None,
     quick: bool = False,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
     progress: Tell | None = None,
 ) -> Leaderboard:
@@ -77,6 +81,8 @@ def arena(
         batch: prompts in one call of the pipeline.
         minutes: begin nothing that would end later.
         quick: fewer prompts, steps and totals where nobody says how many.
+        recipe: one more row, what `tune` found, and all others at its total where no totals are
+            given.
         settings: steps, size, seed, device and the like; its method does not count.
         progress: hears what is made, how much is done, and of how much.
 
@@ -94,6 +100,8 @@ def arena(
             raise TypeError("a pipeline needs settings=Settings(model): they say which model it is")
         settings = Settings(model)
     settings, usual, few = usual_size(settings, quick)
+    own = () if recipe is None else (recipe_row(settings, recipe),)
+    usual = tuple(float(row.total or 1) for row in own) or usual
     plan = prepare(
         settings,
         Path(output),
@@ -103,6 +111,7 @@ def arena(
         default_prompts(settings.model)[:few] if prompts is None else prompts,
         batch,
         None if model else pipe_or_model,
+        own,
     )
     pipe = load(plan.dense) if model else pipe_or_model
     stop = None if minutes is None else begun + 60 * minutes
@@ -134,8 +143,9 @@ def prepare(
     prompts: Sequence[str],
     batch: int = 1,
     pipe: Any = None,
+    more: Sequence[Row] = (),
 ) -> Plan:
-    """Check all that was asked for; nothing is loaded or written."""
+    """Check all that was asked for; nothing is loaded or written. `more` are further rows."""
     check_count("batch", batch)
     if not totals or not schedules:
         raise InputError("an arena needs at least one total and one schedule")
@@ -159,7 +169,21 @@ def prepare(
         date=time.strftime("%Y-%m-%d"),
     )
     rows = make_rows(specs, schedules, list(dict.fromkeys(map(float, totals))))
+    rows = list(dict.fromkeys([*rows, *more]))
     return Plan(base, dense, tuple(rows), find_results(folder, wanted), folder)
+
+
+def recipe_row(settings: Settings, recipe: Recipe | str | os.PathLike[str]) -> Row:
+    """The row of a recipe; refused where it is of another model, or dense."""
+    from jali.integration.models.registry import model_card
+
+    found = recipe if isinstance(recipe, Recipe) else Recipe.read(recipe)
+    name = model_card(settings.model).name
+    if found.model != name:
+        raise ArgumentError("recipe", f": it is of the model {found.model}, and this is {name}")
+    if found.curve is None:
+        raise ArgumentError("recipe", "is dense, which every row is compared with anyway")
+    return row_of(found.method, found.curve)
 
 
 def check_prompts(texts: Sequence[str]) -> None:

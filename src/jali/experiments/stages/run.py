@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jali.experiments.experiment import CACHED, DENSE, Experiment
 from jali.files import file_digest
+from jali.name import recipe_file
 
 if TYPE_CHECKING:
     from jali.experiments.stage import StageContext
@@ -79,7 +80,9 @@ def pixel_inputs(experiment: Experiment) -> dict[str, Any]:
 def variant_inputs(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """What decides the clips of every variant: what is asked of attention, and the book's bytes."""
     flat, book = experiment.to_dict(), book_of(experiment, folder)
-    return pixel_inputs(experiment) | {name: flat[name] for name in ATTENTION} | {
+    recipe = experiment.settings.recipe
+    own = {} if recipe is None else {"recipe": file_digest(recipe_file(recipe))}
+    return pixel_inputs(experiment) | {name: flat[name] for name in ATTENTION} | own | {
         "variants": list(experiment.variants),
         "book": file_digest(book) if experiment.has_book and book.is_file() else None,
     }  # fmt: skip
