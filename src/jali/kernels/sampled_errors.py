@@ -34,11 +34,13 @@ from .score_tiles import (
     power_of_two,
     precision,
     processors,
+    shared_bytes,
 )
 
 MOST_SAMPLES = 64
 MOST_KEYS = 128
 _BLOCK = 128  # of the rows' own attention, which reads everything: any size will do
+_LARGE = 230_448  # bytes that two stages of a head dim of 128 take
 _LOG2E = tl.constexpr(LOG2E)
 
 
@@ -344,10 +346,14 @@ class _ErrorLaunches(NamedTuple):
     launch: Launch
 
 
-def error_tile(rows: int, itemsize: int) -> Tile:
-    """The configuration used unless the caller names one."""
-    height = 64 if itemsize < 4 else 32
-    return Tile(min(height, max(16, power_of_two(rows))), warps=4, stages=1)
+def error_tile(rows: TensorSpec) -> Tile:
+    """The configuration used unless the caller names one. H200, 4 samples of 32,760 tokens, head
+    dim 128: 2.75 ms with the first, 3.00 with the second."""
+    _, _, count, dim = rows.shape
+    if rows.itemsize < 4 and count >= 128 and dim <= 128 and shared_bytes(rows.device) >= _LARGE:
+        return Tile(128, warps=8, stages=2)
+    height = 64 if rows.itemsize < 4 else 32
+    return Tile(min(height, max(16, power_of_two(count))), warps=4, stages=1)
 
 
 @functools.lru_cache(maxsize=256)
@@ -362,7 +368,7 @@ def _prepare(
         raise ValueError(f"{samples} samples, blocks of {k_block} keys, scale {scale}")
     batch, heads, count, dim = rows.shape
     kv_heads, tokens = k.shape[1:3]
-    tile = tile or error_tile(count, rows.itemsize)
+    tile = tile or error_tile(rows)
     height = max(tile.rows, per_block)
     n = cdiv(tokens, k_block)
     tiles = cdiv(count, height)

@@ -94,7 +94,11 @@ def _saved_kernel(
     gain = tl.where(best & free[:, None], was - unit, 0) * tl.load(row_sizes + row)
     place = tl.ceil((tl.log2(tl.maximum(low, 0.0)) - first_octave) * per_price_octave)
     place = tl.minimum(tl.maximum(place, 0.0), (bins - 1).to(tl.float32)).to(tl.int64)
-    tl.atomic_add(saved + batch * bins + place, gain, mask=gain != 0, sem="relaxed")
+    # What costs nothing to leave out is often much, and would wait at one place.
+    at_once = tl.sum(tl.sum(tl.where(place == 0, gain, 0), 1), 0)
+    tl.atomic_add(saved + batch * bins, at_once, mask=at_once != 0, sem="relaxed")
+    counted = (gain != 0) & (place != 0)
+    tl.atomic_add(saved + batch * bins + place, gain, mask=counted, sem="relaxed")
 
 
 def saved_by_price(

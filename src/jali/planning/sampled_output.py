@@ -9,6 +9,8 @@ from jali.planning.distortion import numbers_at_once
 from jali.planning.scoring import at_least_fp32
 from jali.tokens.padding import KeyPadding
 
+PART = 1024
+
 
 def squared_errors(
     q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor, padding: KeyPadding | None = None
@@ -28,9 +30,18 @@ def squared_errors(
         if padding is not None:
             logits.masked_fill_(~padding.valid(Sk)[:, None, None], -torch.inf)
         weight = logits.softmax(-1).nan_to_num_(0.0)
-        exact = weight @ values
+        exact = _product(weight, values)
         for error, mask in zip(errors, seen, strict=True):
             left = (weight.unflatten(2, (share, R)) * mask).flatten(2, 3)
             total = left.sum(-1, keepdim=True).clamp_min(torch.finfo(left.dtype).tiny)
-            error[:, some] = (left @ values / total - exact).square().mean((2, 3))
+            error[:, some] = (_product(left, values) / total - exact).square().mean((2, 3))
     return errors
+
+
+def _product(weight: Tensor, values: Tensor) -> Tensor:
+    """weight @ values over many keys, in parts: few rows leave most of a GPU without work."""
+    keys = values.shape[-2]
+    whole = keys // PART * PART
+    parts = weight[..., :whole].unflatten(-1, (-1, PART)).transpose(-3, -2)
+    product = (parts @ values[..., :whole, :].unflatten(-2, (-1, PART))).sum(-3)
+    return product + weight[..., whole:] @ values[..., whole:, :]

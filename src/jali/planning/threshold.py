@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from jali.kernels.lists import MEAN
@@ -52,12 +53,14 @@ def within_share(
 
     order = _ordered(scores)
     upper, lower = (order >> 16) + HALF // 2, order & (HALF - 1)
-    sums = total(torch.cat([_work_by_place(upper, work, groups), known], dim=1))
+    each = work[:, None].expand_as(order)
+    sums = total(torch.cat([_work_by_place(upper, each, groups), known], dim=1))
     room = (share * sums[:, -1].double() + 1e-6).long() - sums[:, -2]
     above, room = _cut(sums[:, :HALF], room)
     undecided = upper == above.view(B, groups, 1, 1)
-    sums = total(_work_by_place(torch.where(undecided, lower, HALF), work, groups))
-    below, _ = _cut(sums[:, :HALF], room)
+    # The others add nothing, wherever they lie: in one place they would wait for one another.
+    sums = total(_work_by_place(lower, torch.where(undecided, each, 0), groups))
+    below, _ = _cut(sums, room)
     cut = (above - HALF // 2) * HALF + below
     return order > cut.view(B, groups, 1, 1)
 
@@ -89,18 +92,20 @@ def _ordered(scores: Tensor) -> Tensor:
 
 
 def _work_by_place(place: Tensor, work: Tensor, groups: int) -> Tensor:
-    """Work [B|1, M, N] of every head, added up by its place in 0..HALF, int32 [B, H, M, N], in one
-    group of all heads or a group for each. int64 [B · groups, HALF + 1]."""
+    """Work int64 [B, H, M, N], added up by its place below HALF, int32, in one group of all heads
+    or a group for each. int64 [B · groups, HALF]."""
     B, H, M, N = place.shape
-    sums = work.new_zeros(B, groups, HALF + 1)
+    sums = work.new_zeros(B, H if place.is_cuda else groups, HALF)  # a GPU adds up faster apart
     each = max(1, numbers_at_once(place.device) // (B * M * N))
     for start in range(0, H, each):
-        some = place[:, start : start + each].long()
-        own = work[:, None].expand_as(some)
-        if groups == 1:
-            sums[:, 0].scatter_add_(1, some.flatten(1), own.flatten(1))
+        some, own = (x[:, start : start + each] for x in (place, work))
+        if sums.shape[1] == 1:
+            sums[:, 0].scatter_add_(1, some.flatten(1).long(), own.flatten(1))
         else:
-            sums[:, start : start + each].scatter_add_(2, some.flatten(2), own.flatten(2))
+            into = sums[:, start : start + each]
+            into.scatter_add_(2, some.flatten(2).long(), own.flatten(2))
+    if sums.shape[1] != groups:
+        sums = sums.sum(1, keepdim=True)
     return sums.flatten(0, 1)
 
 
@@ -108,7 +113,9 @@ def _cut(sums: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
     """The highest bin that does not fit into the room with all bins above it (−1: all fit), and the
     room that those leave."""
     bins = sums.shape[1]
-    reached = sums.flip(1).cumsum(1)
+    # One row of sums after the other: a GPU adds up along one long row at once, not along many.
+    reached = sums.flip(1).flatten().cumsum(0).view_as(sums)
+    reached = reached - F.pad(reached[:-1, -1:], (0, 0, 1, 0))
     fit = (reached <= room[:, None]).sum(1)
     taken = reached.gather(1, (fit - 1).clamp_min(0)[:, None])[:, 0]
     return bins - 1 - fit, room - torch.where(fit > 0, taken, 0)
