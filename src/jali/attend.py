@@ -138,8 +138,9 @@ class PreparedCall(NamedTuple):
         q, k, values = self.layout.arrange(q, k, v)
         call = self.call
         query = Query(
-            q, k, self.layout, site, call.scale, self.padding, call.task.causal, tables=tables
-        )
+            q, k, self.layout, site, call.scale, self.padding, call.task.causal, tables=tables,
+            level_times=self.backend.level_times,
+        )  # fmt: skip
         if self.method.needs_values or self.method.orders_heads:
             v = values()
             query = query._replace(v=v)

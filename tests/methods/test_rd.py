@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from jali import Budget, Entropy, RateDistortion, TokenGrid, attend
+from jali.backends import BACKENDS
 from jali.methods.method import Query
 from jali.methods.rd import ESTIMATES
 from jali.planning.distortion import encode, error_table
@@ -233,6 +234,21 @@ def test_the_budget_is_in_the_units_of_the_costs():
     assert 0.29 <= cost <= 0.3 + 1e-4
 
 
+def test_costs_by_time_are_those_of_the_backend_that_runs(monkeypatch):
+    q, k, v = structured()
+    options = {"q_block": 32, "k_block": 32}
+
+    def levels(costs):
+        method = RateDistortion(0.3, costs=costs, **options)
+        return attend(q, k, v, method=method, grid=(3, 16, 16), backend="torch").plan.levels
+
+    measured = {2: 0.9, 8: 0.3, MEAN: 0.05}
+    monkeypatch.setattr(type(BACKENDS["torch"]), "level_times", measured)
+    assert torch.equal(levels("time"), levels({2: 0.9, 8: 0.3, "mean": 0.05}))
+    monkeypatch.setattr(type(BACKENDS["torch"]), "level_times", {})
+    assert torch.equal(levels("time"), levels({}))  # nothing measured: by work
+
+
 def test_costs_are_part_of_a_methods_value():
     pairs = RateDistortion(costs=((8, 0.2), (2, 0.6)))
     assert pairs == RateDistortion(costs={2: 0.6, 8: 0.2})
@@ -311,7 +327,7 @@ def test_tables_stay_within_their_limit():
         ({"costs": {"skip": 0.5}}, "got one of 'skip'"),
         ({"costs": {2: 1.5}}, r"the cost of level 2 must be in \[0, 1\], got 1.5"),
         ({"costs": {2: float("nan")}}, "the cost of level 2 must be in"),
-        ({"costs": "time"}, "costs are shares of the levels .* got 'time'"),
+        ({"costs": "money"}, "costs are shares of the levels .* or 'time', got 'money'"),
         ({"estimate": "rows"}, "estimate must be 'samples', 'statistics' or 'mixed', got 'rows'"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -53,6 +54,9 @@ class Backend(abc.ABC):
     # Largest relative error ‖out − ref‖ / ‖ref‖ against fp32 attention on the same inputs.
     tolerance: ClassVar[Mapping[torch.dtype, float]]
     blocks: ClassVar[Blocks] = Blocks(256, 128)
+    # What a block takes at a pooled level, as a share of reading it in full; where nothing was
+    # measured, its share of the work.
+    level_times: ClassVar[Mapping[int, float]] = MappingProxyType({})
 
     @abc.abstractmethod
     def why_not(self, task: Task) -> list[str]:

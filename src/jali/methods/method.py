@@ -42,6 +42,7 @@ class Query(NamedTuple):
     v: Tensor | None = None
     tables: Tables | None = None  # what a run keeps for methods that look rarely
     orders: HeadOrders | None = None  # of heads, where q, k and v are in those
+    level_times: Mapping[int, float] = MappingProxyType({})  # the backend's own
 
     @property
     def real_k(self) -> Tensor:

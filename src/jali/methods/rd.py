@@ -23,6 +23,7 @@ from jali.tokens.order import Order, Raster
 from jali.value import check_choice, check_count, check_share, check_steps
 
 WORDS = {"mean": MEAN, "skip": SKIP}
+TIME = "time"
 # How a table is made, and the share of dense attention's arithmetic that this takes.
 ESTIMATES = {
     "samples": (error_table, samples_share),
@@ -49,8 +50,9 @@ class RateDistortion(Method):
             ("statistics"), for a sixth of the arithmetic; or both, a quarter of them all keys
             ("mixed").
         costs: of levels, as shares of reading a block in full, where a backend does not run them at
-            the rate of their work: {2: 0.6, 4: 0.35, 8: 0.2, "mean": 0.03}. The budget is in these
-            units then. Levels that are not named cost their work.
+            the rate of their work: {2: 0.6, 4: 0.35, 8: 0.2, "mean": 0.03}, or "time" for what was
+            measured of the backend that runs. The budget is in these units then. Levels that are
+            not named, or were not measured, cost their work.
         levels: those that may be chosen besides reading in full: 2, 4, 8 (means of so many keys),
             "mean" (the block as one key) and "skip".
         keep: how long a table serves, as a share of the run (float) or in steps (int); the
@@ -69,7 +71,7 @@ class RateDistortion(Method):
     levels: tuple[int | str, ...] = (2, 4, 8, "mean", "skip")
     keep: float | int = 0.25
     estimate: str = "samples"
-    costs: Mapping[int | str, float] | tuple[tuple[int | str, float], ...] = ()
+    costs: Mapping[int | str, float] | tuple[tuple[int | str, float], ...] | str = ()
     q_block: int = field(default=128, kw_only=True)
     k_block: int = field(default=128, kw_only=True)
     order: Order = field(default_factory=Raster, kw_only=True)
@@ -89,7 +91,8 @@ class RateDistortion(Method):
         for name in ("q_block", "k_block"):
             check_count(name, getattr(self, name))
         object.__setattr__(self, "levels", _checked(self.levels))
-        object.__setattr__(self, "costs", _checked_costs(self.costs))
+        if self.costs != TIME:
+            object.__setattr__(self, "costs", _checked_costs(self.costs))
         check_ratios(self.ratios, self.k_block)
 
     @functools.cached_property
@@ -104,7 +107,16 @@ class RateDistortion(Method):
 
     @functools.cached_property
     def _costs(self) -> Costs:
-        return tuple((_code(level), cost) for level, cost in dict(self.costs).items())
+        """Where they are given."""
+        assert isinstance(self.costs, tuple)
+        return tuple((_code(level), cost) for level, cost in self.costs)
+
+    def costs_of(self, query: Query) -> Costs:
+        """What levels cost in this call."""
+        if self.costs != TIME:
+            return self._costs
+        times = query.level_times
+        return tuple((level, times[level]) for level in self.codes if level in times)
 
     @property
     def token_order(self) -> Order:
@@ -121,7 +133,7 @@ class RateDistortion(Method):
         table = self.table(query)
         return choose_plan(
             table, query.layout, self.ratios, self.budget, self.price, query.padding,
-            self.sum_over_ranks, self._costs,
+            self.sum_over_ranks, self.costs_of(query),
         )  # fmt: skip
 
     @property
@@ -172,7 +184,8 @@ def _code(level: int | str) -> int:
 def _checked_costs(costs: Any) -> tuple[tuple[int | str, float], ...]:
     """As pairs, finest first."""
     known: tuple[int | str, ...] = (*RATIOS[1:], "mean")
-    words = f"costs are shares of the levels {', '.join(map(str, known))}, as in {{2: 0.6}}"
+    words = f"costs are shares of the levels {', '.join(map(str, known))}, as in {{2: 0.6}}, or "
+    words += repr(TIME)
     try:
         given = dict(costs)
     except (TypeError, ValueError):
