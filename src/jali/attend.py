@@ -132,14 +132,16 @@ class PreparedCall(NamedTuple):
     padding: KeyPadding | None  # in the layout's order
 
     def query(
-        self, q: Tensor, k: Tensor, v: Tensor, site: Site, tables: Tables | None = None
-    ) -> tuple[Query, Callable[[], Tensor]]:
+        self, q: Tensor, k: Tensor, v: Tensor, site: Site, tables: Tables | None = None,
+        dealt: Tensor | None = None,
+    ) -> tuple[Query, Callable[[], Tensor]]:  # fmt: skip
         """What the method gets to see, and the values, both in the layout's order."""
         q, k, values = self.layout.arrange(q, k, v)
         call = self.call
         query = Query(
             q, k, self.layout, site, call.scale, self.padding, call.task.causal, tables=tables,
             level_times=self.backend.level_times,
+            dealt=dealt,
         )  # fmt: skip
         if self.method.needs_values or self.method.orders_heads:
             v = values()
@@ -167,10 +169,12 @@ class PreparedCall(NamedTuple):
         return plan, plan.coarsen(self.blocks)
 
     def run(
-        self, q: Tensor, k: Tensor, v: Tensor, site: Site, tables: Tables | None = None
-    ) -> Attended:
-        """Rearrange, plan, attend, and put the result into the caller's order."""
-        query, values = self.query(q, k, v, site, tables)
+        self, q: Tensor, k: Tensor, v: Tensor, site: Site, tables: Tables | None = None,
+        dealt: Tensor | None = None,
+    ) -> Attended:  # fmt: skip
+        """Rearrange, plan, attend, and put the result into the caller's order. `dealt` is the order
+        in which ranks hold the heads of a layer, where that is not their own."""
+        query, values = self.query(q, k, v, site, tables, dealt)
         made = None if tables is None else tables.made
         plan, executed = self.plan(query)
         kept = self.method.keeps_tables and tables is not None and tables.made == made

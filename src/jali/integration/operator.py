@@ -1,4 +1,5 @@
-"""The two operators a compiled model sees: one attends, one tells the run about a call.
+"""The operators a compiled model sees: one attends, one tells the run about a call, and one asks
+it in which order ranks get heads.
 
 Python state is found by the run's number, a 0-d CPU tensor: read as a number inside the body it
 waits for nothing, and as a graph input it makes no layer different from another, so blocks
@@ -96,6 +97,33 @@ def _shape(q: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
+def dealt_order(q: Tensor, run: Tensor, index: Tensor) -> Tensor | None:
+    """The heads of q [B, S, H, D] in the order in which ranks get them; None as they are. A graph
+    has one order for both."""
+    if torch.compiler.is_compiling():
+        order: Tensor = torch.ops.jali.dealt_order.default(q, run, index)
+        return order
+    found: Tensor | None = _run(run).dealt_order(int(index))
+    return found
+
+
+_library.define(
+    "dealt_order(Tensor q, Tensor run, Tensor index) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _dealt_order(q: Tensor, run: Tensor, index: Tensor) -> Tensor:
+    found: Tensor | None = _run(run).dealt_order(int(index))
+    return torch.arange(q.shape[2], device=q.device) if found is None else found.clone()
+
+
+def _as_many_as_heads(q: Tensor, *_: Any) -> Tensor:
+    return q.new_empty(q.shape[2], dtype=torch.int64)
+
+
+_library.impl("dealt_order", _dealt_order, "CompositeExplicitAutograd")
+torch.library.register_fake("jali::dealt_order", _as_many_as_heads, lib=_library)
 _library.impl("attend", _attend, "CompositeExplicitAutograd")
 _library.impl("attend", _autograd, "Autograd")
 torch.library.register_fake("jali::attend", _shape, lib=_library)

@@ -13,7 +13,9 @@ from torch import Tensor
 from jali.integration import operator
 from jali.integration.families import Family
 from jali.methods import Entropy, Method, RateDistortion, Schedule, Thresholded
+from jali.methods.method import Query
 from jali.planning.budget import entropy_of, share_blocks
+from jali.planning.plan import BlockPlan
 from jali.planning.tradeoff import Sum
 from jali.tokens.grid import Text, TokenGrid
 from jali.tokens.layout import BlockLayout
@@ -70,9 +72,12 @@ def check(config: Any) -> None:
 
 def ulysses(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, run: Tensor,
-    index: Tensor, config: Any,
+    index: Tensor, config: Any, deals: bool,
 ) -> Tensor:  # fmt: skip
-    """Every rank's part of q, k, v [B, S / ranks, H, D] -> its part of the result."""
+    """Every rank's part of q, k, v [B, S / ranks, H, D] -> its part of the result.
+
+    Where the run `deals` heads, they are exchanged in the order in which it deals them.
+    """
     from diffusers.models.attention_dispatch import _templated_context_parallel_attention
 
     check(config)
@@ -81,6 +86,9 @@ def ulysses(
     mesh = context._ulysses_mesh
     _group = mesh.get_group()
     ranks, rank = context.ulysses_degree, mesh.get_local_rank()
+    order = operator.dealt_order(q, run, index) if deals and ranks > 1 else None
+    if order is not None:
+        q, k, v = (x.index_select(2, order) for x in (q, k, v))
 
     def forward(*args: Any, **_: Any) -> Tensor:
         q, k, v, mask = args[1:5]  # the first is autograd's context; what follows is fixed here
@@ -90,7 +98,7 @@ def ulysses(
         q, k, v, mask, 0.0, False, scale, False, False,
         forward_op=forward, backward_op=None, _parallel_config=config,
     )  # fmt: skip
-    return out
+    return out if order is None else out.index_select(2, order.argsort())
 
 
 def joint_order(family: Family, grid: TokenGrid, ranks: int, device: torch.device) -> Tensor | None:
@@ -124,13 +132,25 @@ class EntropyAcrossRanks(Entropy):
 
     ranks: Ranks | None = field(default=None, kw_only=True)
 
+    dealt: Tensor | None = field(default=None, kw_only=True, compare=False, repr=False)
+
+    def plan(self, query: Query) -> BlockPlan:
+        if query.dealt is None or self.dealt is not None:
+            return super().plan(query)
+        return replace(self, dealt=query.dealt).plan(query)
+
     def keep(self, scores: Tensor, layout: BlockLayout) -> Tensor:
-        ranks = self.ranks
+        ranks, dealt = self.ranks, self.dealt
         assert ranks is not None
         entropy = entropy_of(scores, layout.counted_rows).contiguous()
         parts = [torch.empty_like(entropy) for _ in range(ranks.count)]
         dist.all_gather(parts, entropy, group=ranks.group)
-        keep = share_blocks(torch.cat(parts, dim=1), self.budget, layout.N, self.sharpness)
+        every = torch.cat(parts, dim=1)
+        if dealt is not None:  # among equal heads the lower one comes first, as on one rank
+            every = every.index_select(1, dealt.argsort())
+        keep = share_blocks(every, self.budget, layout.N, self.sharpness)
+        if dealt is not None:
+            keep = keep.index_select(1, dealt)
         heads = entropy.shape[1]
         return keep[:, ranks.rank * heads : (ranks.rank + 1) * heads]
 

@@ -23,6 +23,7 @@ class Caller(threading.local):
 
     run: Tensor
     index: Tensor
+    deals: bool
 
 
 CALLER = Caller()
@@ -45,8 +46,9 @@ def attend_for_caller(
         raise ValueError("jali's processors take no dropout, causality, grouped heads or lse")
     if _parallel_config is not None and _parallel_config.context_parallel_config is not None:
         return parallel.ulysses(
-            query, key, value, attn_mask, scale, CALLER.run, CALLER.index, _parallel_config
-        )
+            query, key, value, attn_mask, scale, CALLER.run, CALLER.index, _parallel_config,
+            CALLER.deals,
+        )  # fmt: skip
     return operator.attend(query, key, value, attn_mask, scale, CALLER.run, CALLER.index, 1, 0)
 
 
@@ -57,6 +59,7 @@ class SparseProcessor:
     jali_owner: Any
     jali_run: Tensor
     jali_index: Tensor
+    jali_deals: bool
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return refuse_copy(protocol)
@@ -79,6 +82,7 @@ def make_sparse(
     made.__dict__.update({n: x for n, x in vars(stock).items() if n != "_attention_backend"})
     made.jali_stock, made.jali_owner = stock, owner
     made.jali_run, made.jali_index = run, torch.tensor(index)
+    made.jali_deals = owner.deals_heads
     return made
 
 
@@ -123,6 +127,7 @@ def _through_dispatcher(base: Any) -> Any:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         CALLER.run, CALLER.index = self.jali_run, self.jali_index
+        CALLER.deals = self.jali_deals
         return stock_call(self, *args, **kwargs)
 
     return call

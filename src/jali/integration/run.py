@@ -16,6 +16,7 @@ from jali.checks import check_call
 from jali.integration import forecast, stock
 from jali.integration.cache import judged_layers, unseen_cache, warning_of_judged
 from jali.integration.clock import Clock, Moment
+from jali.integration.dealing import Dealing
 from jali.integration.masks import MaskReading, read_mask
 from jali.integration.operator import number_of
 from jali.integration.parallel import Ranks, across_ranks, joint_order, tensor_ranks, ulysses_ranks
@@ -73,6 +74,8 @@ class Run:
         self._shape: tuple[Any, ...] | None = None
         self._times = Stopwatch()
         self._skipped = 0  # self-attentions that a cache of the model left out
+        self._dealing = Dealing()
+        self._sharing: Ranks | None = None  # those of Ulysses, of the latest call
         self.tables = Tables()
         self._last_branches: set[str] = set()  # whose call of the last step is over
 
@@ -103,6 +106,8 @@ class Run:
         if here.call is None:
             self._times.why_not = self._times.why_not or unseen_cache(here)
             here.judged = judged_layers(here)
+        if self._sharing is not None:
+            self._dealing.exchange(self._sharing)
         boxes = here.family.geometry.boxes(numbers, tensors)
         if moment.step == 0:
             self._tell_other_run(moment, boxes)
@@ -190,6 +195,7 @@ class Run:
         self._last_branches.clear()
         self._times = Stopwatch()
         self._skipped = 0
+        self._dealing.restart()
         for transformer in self.transformers:
             transformer.call = None
             transformer.branches_begun.clear()
@@ -228,7 +234,12 @@ class Run:
                 if order is not None:
                     q, k, v = (x.index_select(1, order) for x in (q, k, v))
                 q, k, v = heads_first(q), heads_first(k), heads_first(v)
-                result = prepared.run(q, k, v, site, self.tables)
+                dealt = self._dealing.current((number, layer)) if ranks > 1 else None
+                result = prepared.run(q, k, v, site, self.tables, dealt)
+                if ranks > 1 and self.deals_heads and result.executed is not None:
+                    self._sharing = ulysses_ranks(ranks, rank)
+                    read, heads = result.executed.pairs_read, q.shape[1]
+                    self._dealing.note((number, layer), site.branch, read, heads)
                 if self.watch is not None:
                     seen = prepared.call.q_grid, q, k, v, prepared.call.padding, scale, result
                     self.watch(AttentionCall(here.name, site, *seen))
@@ -242,6 +253,22 @@ class Run:
         if reading.problem or self.dense_backend is not None:
             return self._attend_as_stock(here, site, q, k, v, mask, scale, why, reading.padding)
         return self._attend_densely(here, site, grid, reading, q, k, v, scale, why)
+
+    @property
+    def deals_heads(self) -> bool:
+        """Whether ranks of Ulysses get heads by their cost: where the method lets heads do unequal
+        parts of the work."""
+        return self.method.base.uneven_heads
+
+    def dealt_order(self, index: int) -> Tensor | None:
+        """The heads of a self-attention in the order in which ranks get them; None as they are."""
+        number, layer = self.layers[index]
+        here = self.transformers[number]
+        if here.call is None or self.watch is not None:
+            return None
+        moment = here.call.moment
+        site = Site(moment.step, moment.steps, layer, here.layers, moment.branch, here.name)
+        return self._dealing.order((number, layer), self.method.period(site))
 
     def _attend_densely(
         self, here: RunTransformer, site: Site, grid: TokenGrid | str, reading: MaskReading,

@@ -26,6 +26,7 @@ from jali.maskbook.header import MEAN, Header, read_header
 from jali.maskbook.quantization import dequantize
 from jali.planning.budget import Budget
 from jali.planning.plan import BlockPlan
+from jali.planning.site import Site
 from jali.tokens.grid import TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
 from jali.value import check_share
@@ -251,7 +252,7 @@ class MaskBook:
         self,
         query: Query,
         budget: float,
-        heads: slice,
+        heads: slice | Tensor,
         sum_over_ranks: Sum | None = None,  # noqa: ARG002
     ) -> BlockPlan:
         """The plan of a call that the book fits, for some of its heads."""
@@ -260,6 +261,10 @@ class MaskBook:
         branch = self.branch_index(site.branch)
         bits = self.replay(device).bits(budget, site.step, site.layer, branch)
         return plan_of(bits[heads], query.layout)
+
+    def period(self, site: Site) -> int:
+        """Which steps share what is kept: each has its own bits."""
+        return site.step
 
     def get_ready(self, asked: Sequence[tuple[int, int, float]], device: torch.device) -> None:
         """Derive what a run will ask for (step, layer and budget of its sparse calls) and the book

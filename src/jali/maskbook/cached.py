@@ -51,6 +51,7 @@ class Cached(Method):
 
     name: ClassVar[str] = "cached"
     keeps_tables: ClassVar[bool] = True
+    uneven_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.book, MaskBook):
@@ -95,11 +96,16 @@ class Cached(Method):
         self._check_fit(query.layout, query.site)
         if self.check is not None:
             self.check(query.site)
-        part = self._heads(query.q.shape[1])
+        part: slice | Tensor = self._heads(query.q.shape[1])
+        if query.dealt is not None:
+            part = query.dealt[part]
         return self.book.replayed(query, float(self.budget.mean), part, self.sum_over_ranks)
 
+    def period(self, site: Site) -> int:
+        return self.book.period(site)
+
     def _heads(self, heads: int) -> slice:
-        """This rank's heads."""
+        """Where this rank's heads lie among all."""
         known = self.book.header.heads
         if heads * self.ranks != known:
             here = f"{heads} heads" + (f" on each of {self.ranks} ranks" if self.ranks > 1 else "")

@@ -63,9 +63,13 @@ class ErrorBook(MaskBook):
         return min(own, key=lambda place: (abs(place[0] - bucket), place[0]))[1]
 
     def table(
-        self, site: Site, device: torch.device | str = "cpu", heads: slice = slice(None)
-    ) -> ErrorTable:
+        self, site: Site, device: torch.device | str = "cpu",
+        heads: slice | Tensor = slice(None),
+    ) -> ErrorTable:  # fmt: skip
         """The errors that a call is planned by, of all or some heads. [1, H, M, N, L]."""
+        if isinstance(heads, Tensor):  # known there alone
+            whole = self.table(site, device)
+            return whole._replace(codes=whole.codes[:, heads], top=whole.top[:, heads])
         place, branch = self.place_of(site), self.branch_index(site.branch)
         (codes,) = self._read("errors", place, site.layer)
         top = self._tables["tops"][place, site.layer, branch, heads]
@@ -96,8 +100,9 @@ class ErrorBook(MaskBook):
         return self._plan(self.table(site, device), self.layout(device), budget)
 
     def replayed(
-        self, query: Query, budget: float, heads: slice, sum_over_ranks: Sum | None = None
-    ) -> BlockPlan:
+        self, query: Query, budget: float, heads: slice | Tensor,
+        sum_over_ranks: Sum | None = None,
+    ) -> BlockPlan:  # fmt: skip
         """The plan of a call that the book fits, for some of its heads; tables stay on the device
         as long as their part of the run goes on."""
         layout, tables = query.layout, query.tables
@@ -117,6 +122,10 @@ class ErrorBook(MaskBook):
         return choose_plan(
             table, layout, self.ratios, budget, None, query.padding, sum_over_ranks
         )  # fmt: skip
+
+    def period(self, site: Site) -> int:
+        """The part of the run that a step lies in."""
+        return self.place_of(site)
 
     def _plan(self, table: ErrorTable, layout: BlockLayout, budget: float) -> BlockPlan:
         check_share("budget", budget)

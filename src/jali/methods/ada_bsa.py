@@ -60,6 +60,10 @@ class AdaBsa(Method):
     def can_be_causal(self) -> bool:  # type: ignore[override]
         return not self.tail
 
+    @property
+    def uneven_heads(self) -> bool:  # type: ignore[override]
+        return self.cdf_threshold < 1
+
     def planning_share(self, layout: BlockLayout) -> float:  # noqa: ARG002
         return 0.5 / self.STRIDE
 

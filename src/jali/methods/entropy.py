@@ -44,6 +44,7 @@ class Entropy(Scored):
     order: Order = field(default_factory=Raster, kw_only=True)
 
     name: ClassVar[str] = "entropy"
+    uneven_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

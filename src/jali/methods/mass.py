@@ -11,6 +11,7 @@ from torch import Tensor
 from jali.methods.method import Query, kept_dense
 from jali.methods.threshold import Thresholded
 from jali.planning.mass import MassTable, exact_masses, log_rest, ranked_by_mass
+from jali.planning.site import Site
 from jali.planning.tables import period_of
 from jali.planning.tradeoff import spread
 from jali.tokens.layout import BlockLayout
@@ -60,7 +61,7 @@ class Mass(Thresholded):
         """What is behind the plan: kept, where it is, else from these numbers."""
         q, k, layout, site, scale, padding, *_ = query
         tables = query.tables
-        period = period_of(site, self.keep)
+        period = self.period(site)
         kept = None if tables is None else tables.find(site, period, layout, q, MassTable)
         if kept is not None:
             return kept
@@ -69,6 +70,9 @@ class Mass(Thresholded):
         if tables is not None:
             tables.keep(site, period, layout, table)
         return table
+
+    def period(self, site: Site) -> int:
+        return period_of(site, self.keep)
 
     def above(self, scores: Tensor) -> Tensor:
         return scores > log_rest(self.theta)

@@ -43,6 +43,7 @@ class Query(NamedTuple):
     tables: Tables | None = None  # what a run keeps for methods that look rarely
     orders: HeadOrders | None = None  # of heads, where q, k and v are in those
     level_times: Mapping[int, float] = MappingProxyType({})  # the backend's own
+    dealt: Tensor | None = None  # int64, all heads of the layer in the order ranks hold them
 
     @property
     def real_k(self) -> Tensor:
@@ -74,6 +75,7 @@ class Method(abc.ABC):
     keeps_tables: ClassVar[bool] = False  # what it looked at once may serve several calls
     falls: ClassVar[bool] = True  # budgets that fall along a run suit it better than dense steps
     orders_heads: ClassVar[bool] = False  # every head has an order of its own, made from q and k
+    uneven_heads: ClassVar[bool] = False  # heads may do unequal parts of the work
     # What stays dense where its authors run it, as arguments of `Schedule`; this is ESA's.
     own_schedule: ClassVar[Mapping[str, Any]] = kept_dense(0.2, (0,))
 
@@ -123,6 +125,10 @@ class Method(abc.ABC):
     ) -> Method:  # fmt: skip
         """The same, for a method whose ranks agree on something: `total` sums over them."""
         return self.for_rank(rank, ranks)
+
+    def period(self, site: Site) -> int:
+        """Which stretch of the run a step lies in: the steps of one share what is kept."""
+        return site.step
 
     def blocks(self, preferred: Blocks) -> Blocks:
         """Its blocks, given those the backend likes best."""

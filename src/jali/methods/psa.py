@@ -137,6 +137,10 @@ class Psa(Method):
             return None
         return tuple(-(-ratio // (self.k_block // self.TILE)) for ratio in self._bounds[0])
 
+    @property
+    def uneven_heads(self) -> bool:  # type: ignore[override]
+        return self.mode == "thresholdbound" or self.similarity is not None
+
     def planning_share(self, layout: BlockLayout) -> float:
         """Of products between sampled queries and sampled keys."""
         if self.axis == "step":

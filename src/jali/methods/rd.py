@@ -80,6 +80,7 @@ class RateDistortion(Method):
     name: ClassVar[str] = "rd"
     needs_values: ClassVar[bool] = True
     keeps_tables: ClassVar[bool] = True
+    uneven_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_share("budget", self.budget)
@@ -161,7 +162,6 @@ class RateDistortion(Method):
         return table
 
     def period(self, site: Site) -> int:
-        """Which stretch of the run a step lies in: the steps of one share a table."""
         return period_of(site, self.keep)
 
     def planning_share(self, layout: BlockLayout) -> float:

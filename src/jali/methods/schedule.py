@@ -164,6 +164,9 @@ class Schedule(Method):
     def plan(self, query: Query) -> BlockPlan:
         return self.at(query.site).plan(query)
 
+    def period(self, site: Site) -> int:
+        return self.inner.period(site)
+
     @property
     def mean_budget(self) -> float | None:
         """Of the sparse calls; of a curve, as they are in a run of 50 steps and 30 layers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
@@ -30,6 +30,8 @@ class Thresholded(Method):
     k_block: int = field(default=64, kw_only=True)
     order: Order = field(default_factory=Raster, kw_only=True)
     tail: bool = field(default=False, kw_only=True)
+
+    uneven_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.budget is not None:
