@@ -3,9 +3,10 @@
     PYTHONPATH=src python benchmarks/dev/method_gpu.py [--seconds 120]
 
 12 heads of 128 at 480p (32,760 tokens) and 720p (75,600), bfloat16, budget 0.3. For rd a table with
-4 and 8 samples, choosing levels from a kept one, and the attention of plans whose shares of levels
-are those of nano's own runs at that budget: numbers drawn by lot have no such levels. Writes
-$OUT/methods-h200.json, anew after every row. Times are medians of device time in milliseconds.
+4 and 8 samples, choosing levels from a kept one, what a block takes at each level, and the
+attention of plans whose shares of levels are those of nano's own runs at that budget: numbers drawn
+by lot have no such levels. Writes $OUT/methods-h200.json, anew after every row. Times are medians
+of device time in milliseconds, the host being ahead.
 """
 
 from __future__ import annotations
@@ -27,19 +28,17 @@ from jali.checks import check_call
 from jali.evaluation.bench.machine import machine
 from jali.files import write_json
 from jali.kernels.sampled_errors import sampled_errors
-from jali.kernels.score_tiles import Tile
 from jali.methods import METHODS, Method, RateDistortion, rd
 from jali.methods.sampling import jittered_positions
 from jali.planning import tradeoff
 from jali.planning.distortion import error_table, samples_share
-from jali.planning.plan import SKIP
+from jali.planning.plan import MEAN, SKIP
 from jali.planning.tables import Tables
 
 START = time.monotonic()
 HEADS, DIM = 12, 128
 SIZES = {"480p": (21, 30, 52), "720p": (21, 45, 80)}
 BUDGETS = (0.3, 0.5)
-TILES = tuple(Tile(64 * w, 128, 4 * w, stages) for w in (1, 2) for stages in (1, 2))
 RESULT: dict[str, Any] = {"what": "planning and whole calls of methods", "rows": []}
 
 
@@ -48,6 +47,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 5) -> float:
     torch.cuda.synchronize()
     found = []
     for _ in range(repeats):
+        torch.cuda._sleep(10_000_000)  # some milliseconds, so that the host is ahead
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         work()
@@ -136,11 +136,8 @@ def rd_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid, dense: 
     work = 4 * grid.tokens**2 * DIM * HEADS / 1e9  # GFLOP of dense attention
     for samples in (4, 8):
         at = jittered_positions(grid.tokens, 128, samples, 0, Site(), q.device)
-        for tile in TILES:
-            taken = milliseconds(
-                lambda at=at, tile=tile: sampled_errors(q, k, v, 128, scale, at, levels, tile=tile)
-            )
-            add(size=size, rd="errors", samples=samples, tile=str(tile), ms=taken)
+        taken = milliseconds(lambda at=at: sampled_errors(q, k, v, 128, scale, at, levels))  # type: ignore[misc]
+        add(size=size, rd="errors", samples=samples, ms=taken)
         taken = milliseconds(
             lambda at=at: error_table(q, k, v, layout, scale, at, levels)  # type: ignore[misc]
         )
@@ -173,6 +170,31 @@ def rd_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid, dense: 
                 speedup_with_choosing=dense / (taken + choosing))  # fmt: skip
 
 
+def level_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid) -> None:
+    """What a block takes at each level, of what it takes to read one in full: by how much a call
+    takes longer where more blocks are read so."""
+    prepared = call_of(RateDistortion(), q, k, v, grid)
+    query, values = prepared.query(q, k, v, Site())
+
+    def taken(level: int, share: float) -> tuple[float, float]:
+        shares = {1: 0.2, level: share, SKIP: 0.8 - share}
+        if level == 1:
+            shares = {1: 0.2 + share, 8: 0.02, SKIP: 0.78 - share}
+        plan = drawn(prepared, shares).coarsen(prepared.blocks)
+        ms = milliseconds(
+            lambda: prepared.backend.attend(query.q, query.k, values(), plan, DIM**-0.5, None, None)
+        )
+        return ms, float((plan.levels == level).float().mean())
+
+    each = {}
+    for level in (1, 2, 4, 8, MEAN):
+        (a, few), (b, many) = taken(level, 0.1), taken(level, 0.5)
+        each[level] = (b - a) / (many - few)
+    for level, ms in each.items():
+        add(size=size, rd="level", level=level, ms_of_all_blocks=ms, of_full=ms / each[1],
+            backend=prepared.backend.name)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120)
@@ -185,6 +207,7 @@ def main() -> None:
         found = attend_densely(q, k, v, call)
         dense = milliseconds(lambda c=call, x=(q, k, v): attend_densely(*x, c))  # type: ignore[misc]
         add(size=size, dense=found.backend, ms=dense)
+        level_rows(size, q, k, v, grid)
         rd_rows(size, q, k, v, grid, dense)
         for name, method in methods():
             if time.monotonic() - START > limit:
