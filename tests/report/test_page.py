@@ -70,6 +70,21 @@ def test_rows_are_means_of_what_manifests_and_metrics_say(
     assert psnr.values == pytest.approx(means)
 
 
+def test_a_run_asked_by_its_total_says_so(tmp_path: Path) -> None:
+    """A budget is of sparse calls, a total of the whole run: each has a column of its own."""
+    example.make_run(tmp_path / "dense", clips=1)
+    example.make_run(tmp_path / "rd", clips=1, method="rd", total=0.4)
+    example.make_run(tmp_path / "psa", clips=1, method="psa", budget=0.3)
+    found = read_comparison([tmp_path / name for name in ("dense", "rd", "psa")], metrics=[])
+    assert [(row.budget, row.total) for row in found.rows()] == [
+        (None, None), (None, 0.4), (0.3, None)
+    ]  # fmt: skip
+    page = render_page(found)
+    for column, share in (("asked", "0.3"), ("asked in total", "0.4")):
+        assert f'<td data-label="{column}">{share}</td>' in page
+        assert f"cost, {share} asked" in page
+
+
 def test_two_clips_show_both_values(comparison: Comparison) -> None:
     page = render_page(comparison)
     values = comparison.rows()[1].metrics["psnr"].values

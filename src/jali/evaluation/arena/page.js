@@ -4,11 +4,6 @@ const $ = id => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const at = { board: 0, clip: 0, playing: false };
 
-$("theme").addEventListener("click", () => {
-  const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  document.documentElement.dataset.theme = next;
-  try { localStorage.setItem("jali-theme", next); } catch { /* a page may have no storage */ }
-});
 if (!data.clips.length || !data.boards.length) return;
 $("watch").hidden = false;
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ def render_page(board: Leaderboard, folder: Path, picture: Path | None = None) -
     return render(
         "jali.evaluation.arena",
         "page.html",
-        style=page_style(),
         board=board,
         results=results,
         settings=results.settings,
@@ -50,20 +48,6 @@ def render_page(board: Leaderboard, folder: Path, picture: Path | None = None) -
         differs=differs,
         marks=marks,
     )
-
-
-def page_style() -> str:
-    """The style of all pages."""
-    return _Raw((resources.files("jali.evaluation.report") / "page.css").read_text("utf-8"))
-
-
-class _Raw(str):
-    """Text that is HTML already: our own style."""
-
-    __slots__ = ()
-
-    def __html__(self) -> str:
-        return self
 
 
 def _headline(board: Leaderboard) -> tuple[str, str]:

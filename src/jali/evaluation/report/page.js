@@ -689,21 +689,7 @@ new IntersectionObserver((entries, observer) => {
 }, { rootMargin: "400px" }).observe($("plans"));
 
 /* ---- colours, size, keyboard ---- */
-function paint(theme) {
-  document.documentElement.dataset.theme = theme;
-  $("theme").setAttribute("aria-label", `Colours: ${theme}; change to ${theme === "dark" ? "light" : "dark"}`);
-  if (!$("costs").hidden) drawMaps();
-}
-$("theme").addEventListener("click", () => {
-  const theme = dark() ? "light" : "dark";
-  try { localStorage.setItem("jali-theme", theme); } catch { /* then it lasts as long as the page */ }
-  paint(theme);
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", event => {
-  let chosen = null;
-  try { chosen = localStorage.getItem("jali-theme"); } catch { /* as above */ }
-  if (!chosen) paint(event.matches ? "dark" : "light");
-});
+document.documentElement.addEventListener("themechange", () => { if (!$("costs").hidden) drawMaps(); });
 let settled = 0, lastWidth = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth === lastWidth) return;
@@ -725,5 +711,4 @@ addEventListener("keydown", event => {
 
 arrange();
 chooseClip(0);
-paint(document.documentElement.dataset.theme);
 })();

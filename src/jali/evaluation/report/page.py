@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,14 +94,16 @@ def _columns(
     rows: Sequence[RunSummary], metrics: Sequence[str], brief: bool = False
 ) -> list[Column]:
     """Columns that nobody fills are left out; the brief ones are for many rows."""
-    asked = [
-        None if row.budget is None else Interval(row.budget, None, None, row.clips) for row in rows
-    ]
+
+    def asked(shares: Iterable[float | None]) -> list[Interval | None]:
+        return [None if share is None else Interval(share, None, None, 1) for share in shares]
+
     columns = [
         Column("seconds", [row.seconds for row in rows], 2),
         Column("in the transformer", [row.seconds_transformer for row in rows], 2),
         Column("speed-up", [row.speed_up for row in rows], 2, "×"),
-        Column("asked", asked, None),
+        Column("asked", asked(row.budget for row in rows), None),
+        Column("asked in total", asked(row.total for row in rows), None),
         Column("cost", [row.cost for row in rows], 3),
         Column("cost where sparse", [row.sparse_cost for row in rows], 3),
     ]

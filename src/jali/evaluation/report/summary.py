@@ -31,6 +31,7 @@ class RunSummary:
     cost: Interval | None
     sparse_cost: Interval | None
     metrics: Mapping[str, Interval]
+    total: float | None = None  # asked of the whole run, in place of a budget
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; an infinite PSNR becomes the word, since JSON has no such number."""
@@ -72,6 +73,7 @@ def summarize(
         cost=mean("cost", SHARE),
         sparse_cost=mean("sparse_cost", SHARE),
         metrics={name: own for name, own in found.items() if own},
+        total=run.settings.get("total"),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jali.evaluation.arena.leaderboard import speed_ups, spread
-from jali.evaluation.arena.page import films_of, page_data, page_style
+from jali.evaluation.arena.page import films_of, page_data
 from jali.evaluation.arena.record import RUNS, Results
 from jali.evaluation.arena.row import Row
 from jali.evaluation.quality.interval import POSITIVE, Interval, interval
@@ -122,7 +122,6 @@ def render_page(
     return render(
         "jali.evaluation.tuning",
         "page.html",
-        style=page_style(),
         recipe=recipe,
         results=results,
         tried=tried,
