@@ -4,7 +4,9 @@ kernel the pooled ones and adds the two: their log-sum-exps tell how."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import ClassVar
 
 from torch import Tensor
@@ -14,6 +16,7 @@ from jali.backends import fa4
 from jali.backends.backend import Task, contiguous_rows
 from jali.backends.fa4 import Fa4
 from jali.backends.triton import Triton
+from jali.kernels.lists import MEAN
 from jali.planning.plan import BlockPlan
 from jali.tokens.padding import KeyPadding
 
@@ -27,6 +30,10 @@ class Fa4Triton(Fa4):
     """Pays off where much is read in full; the second kernel reads what the first wrote."""
 
     name: ClassVar[str] = "fa4+triton"
+    # H200, 32,760 tokens of 12 heads of 128: benchmarks/results/methods-h200.json.
+    level_times: ClassVar[Mapping[int, float]] = MappingProxyType(
+        {2: 1.0, 4: 0.52, 8: 0.26, MEAN: 0.03}
+    )
 
     def why_not(self, task: Task) -> list[str]:
         reasons = super().why_not(replace(task, ratios=(1,)))
