@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from jali.kernels.lists import MEAN
 from jali.methods.method import Method, Query
@@ -71,7 +71,7 @@ class RateDistortion(Method):
     levels: tuple[int | str, ...] = (2, 4, 8, "mean", "skip")
     keep: float | int = 0.25
     estimate: str = "samples"
-    costs: Mapping[int | str, float] | tuple[tuple[int | str, float], ...] | str = ()
+    costs: Mapping[int | str, float] | tuple[tuple[int | str, float], ...] | Literal["time"] = ()
     q_block: int = field(default=128, kw_only=True)
     k_block: int = field(default=128, kw_only=True)
     order: Order = field(default_factory=Raster, kw_only=True)

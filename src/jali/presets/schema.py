@@ -111,6 +111,9 @@ def _read_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
         return None
     if set(kinds) - {NoneType} == {int, float}:
         return read(float, value, path)
+    for kind in kinds:
+        if isinstance(value, str) and typing.get_origin(kind) is Literal:
+            return read(kind, value, path)
     # What may be written as a mapping is: its keys say what the values are.
     kinds = tuple(filter(_is_mapping, kinds)) or tuple(k for k in kinds if k is not NoneType)
     if len(kinds) == 1:
