@@ -91,6 +91,7 @@ class Host:
         self.now: ForwardContext | None = ForwardContext(0, None)
         self.config: Any = None
         self.npu = False
+        self.masks = True  # whether the platform's own backend takes them
         OVERRIDES.clear()
         PlatformImpl.calls = 0
 
@@ -100,7 +101,9 @@ class Host:
 
     def modules(self) -> dict[str, ModuleType]:
         """By the names under which they are imported."""
-        dense = SimpleNamespace(get_impl_cls=lambda: PlatformImpl)
+        dense = SimpleNamespace(
+            get_impl_cls=lambda: PlatformImpl, supports_attention_mask=lambda: self.masks
+        )
         root = "vllm_omni.diffusion"
         contents: dict[str, dict[str, Any]] = {
             "vllm_omni": {},
@@ -115,7 +118,8 @@ class Host:
             },
             f"{root}.attention": {},
             f"{root}.attention.selector": {
-                "get_attn_backend_for_role": lambda role, head_size: (dense, None)  # noqa: ARG005
+                "HEAD_SIZE_UNKNOWN": -1,
+                "get_attn_backend_for_role": lambda role, head_size: (dense, None),  # noqa: ARG005
             },
             f"{root}.attention.backends": {},
             f"{root}.attention.backends.abstract": {

@@ -80,7 +80,7 @@ def test_the_entry_point_is_the_plugin_of_the_host() -> None:
     assert group == {"jali": f"{vllm_omni.__name__}:{vllm_omni.register.__name__}"}
 
 
-def test_registering_takes_the_place_of_rainfusion(host: Host) -> None:  # noqa: ARG001
+def test_registering_takes_the_place_of_rainfusion(host: Host) -> None:
     for _ in range(2):  # the host may load its plugins more than once
         vllm_omni.register()
         assert OVERRIDES == {Backends.RAINFUSION_ATTN: vllm_omni.BACKEND}
@@ -88,6 +88,8 @@ def test_registering_takes_the_place_of_rainfusion(host: Host) -> None:  # noqa:
     assert backend.supported_platforms is None
     assert backend.get_name() == "JALI"
     assert backend.get_supported_head_sizes() == []  # to the host: all
+    for host.masks in (True, False):  # who computes calls with masks is the platform's own
+        assert backend.supports_attention_mask(object()) is host.masks
 
 
 def test_ascend_and_other_plugins_keep_theirs(host: Host) -> None:

@@ -28,7 +28,7 @@ try:
         AttentionImpl,
         AttentionMetadata,
     )
-    from vllm_omni.diffusion.attention.selector import get_attn_backend_for_role
+    from vllm_omni.diffusion.attention.selector import HEAD_SIZE_UNKNOWN, get_attn_backend_for_role
     from vllm_omni.diffusion.config import get_current_diffusion_config_or_none
     from vllm_omni.diffusion.forward_context import (
         get_forward_context,
@@ -67,6 +67,12 @@ class JaliBackend(AttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_supported_head_sizes() -> list[int]:
         return []  # all: what a kernel of jali's cannot run, another can
+
+    @classmethod
+    def supports_attention_mask(cls, attention_spec: object | None = None) -> bool:  # noqa: ARG003
+        """Where the platform's own does: it is who computes those calls."""
+        dense, _ = get_attn_backend_for_role("self", HEAD_SIZE_UNKNOWN)
+        return bool(dense.supports_attention_mask())
 
 
 class SharedRun:
