@@ -282,3 +282,22 @@ def test_nothing_else_is_replaced(tune: Callable[..., Any], tmp_path: Path, name
 def test_lpips_needs_its_weights(tune: Any, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="LPIPS cannot be measured here: "):
         tune(tmp_path / "r.yaml", target_lpips=0.1)
+
+
+def test_minutes_that_end_the_search_are_no_case_for_dense(
+    tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    make = Studio.make
+
+    def slow(self: Any, *given: Any, **more: Any) -> Any:
+        now[0] += 60
+        return make(self, *given, **more)
+
+    monkeypatch.setattr(Studio, "make", slow)
+    recipe = tune(tmp_path / "r.yaml", target_psnr=79, minutes=5.5, prompts=["a", "b"])
+    assert not recipe.met
+    assert recipe.method.name == "entropy"
+    assert "The minutes allowed 2 totals of entropy" in str(recipe)
+    assert "Nothing that was tried reaches 79 dB" in str(recipe)

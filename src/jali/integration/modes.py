@@ -20,6 +20,7 @@ from jali.integration.models.size import video_scale_of
 from jali.integration.recipe import Recipe, check_alone
 from jali.integration.run import Run
 from jali.integration.stats import Stats
+from jali.integration.steering import Steered, Steering
 from jali.methods import METHODS, Method, Schedule
 from jali.name import is_recipe_file
 from jali.presets import Preset
@@ -82,6 +83,7 @@ def apply_sparse_attention(
     total: float | None = None,
     curve: str | tuple[float, ...] | None = None,
     recipe: Recipe | str | os.PathLike[str] | None = None,
+    steering: Steering | None = None,
     **options: Any,
 ) -> Handle:
     """Make the self-attention of a pipeline, or of a bare transformer, sparse until `.remove()`.
@@ -112,6 +114,8 @@ def apply_sparse_attention(
             number of steps is warned of.
         model: the model of a preset that differs between models, where the pipeline is none of
             the registry's.
+        steering: a `jali.integration.steering.Steering`, by which a few rows of each head are
+            computed densely, too, and budgets follow their error; off where it is None.
 
     Returns:
         A `Handle`: `.stats()`, `.summary()`, `.remove()`.
@@ -147,6 +151,10 @@ def apply_sparse_attention(
     chosen = chosen_method(
         method, mean_budget, warmup_frac, dense_first_layer, model, options, total, curve
     )
+    if steering is not None:
+        if not isinstance(steering, Steering):
+            raise TypeError(f"steering is a Steering, as in Steering(), got {steering!r}")
+        steering.check(chosen)
     preset = method if isinstance(method, Preset) else None
     if preset is not None:
         check_preset(preset, pipe, transformers)
@@ -157,6 +165,7 @@ def apply_sparse_attention(
         )
     clock = Clock(None if pipe is None else weakref.ref(pipe), steps)
     run = Run(chosen, backend, when, finite, clock, preset=preset, unknown_masks=unknown_masks)
+    run.steered = None if steering is None else Steered(steering)
     if recipe is not None:
         run.recipe = recipe
         run.recipe_box = recipe.run.box(video_scale_of(pipe, transformers[0][1]))
@@ -188,6 +197,7 @@ def sparse_processor_mode(
     total: float | None = None,
     curve: str | tuple[float, ...] | None = None,
     recipe: Recipe | str | os.PathLike[str] | None = None,
+    steering: Steering | None = None,
     **options: Any,
 ) -> Iterator[Handle]:
     """A block in which a pipeline is sparse.
@@ -218,7 +228,7 @@ def sparse_processor_mode(
         pipe, method if preset is None else preset, mean_budget=mean_budget, backend=backend,
         warmup_frac=warmup_frac, dense_first_layer=dense_first_layer, steps=steps, when=when,
         finite=finite, unknown_masks=unknown_masks, model=model, total=total, curve=curve,
-        recipe=recipe, **options,
+        recipe=recipe, steering=steering, **options,
     )  # fmt: skip
     try:
         yield handle

@@ -22,6 +22,7 @@ from jali.integration.operator import number_of
 from jali.integration.parallel import Ranks, across_ranks, joint_order, tensor_ranks, ulysses_ranks
 from jali.integration.recipe import Recipe
 from jali.integration.stats import CallLog, CallRecord, Stats
+from jali.integration.steering import Steered
 from jali.integration.stopwatch import RanAttention, Stopwatch, now
 from jali.integration.transformer import AttentionCall, RunTransformer, TransformerCall
 from jali.methods import Dense, FastestDense, Method
@@ -60,6 +61,7 @@ class Run:
     preset: Preset | None = None  # its statements about the grid are checked against every call
     recipe: Recipe | None = None  # other runs than those it was found with are warned of
     recipe_box: Box | None = None  # the tokens of such a run
+    steered: Steered | None = None  # budgets follow the error of a few rows
     unknown_masks: str = "raise"
     notes: tuple[str, ...] = ()  # what a summary has to say besides
     forewarned: bool = False  # who made the run has said already that no step will be sparse
@@ -196,6 +198,8 @@ class Run:
         self._times = Stopwatch()
         self._skipped = 0
         self._dealing.restart()
+        if self.steered is not None:
+            self.steered.restart()
         for transformer in self.transformers:
             transformer.call = None
             transformer.branches_begun.clear()
@@ -240,6 +244,8 @@ class Run:
                     self._sharing = ulysses_ranks(ranks, rank)
                     read, heads = result.executed.pairs_read, q.shape[1]
                     self._dealing.note((number, layer), site.branch, read, heads)
+                if self.steered is not None:
+                    self.steered.see(site, q, k, v, scale, prepared.call.padding, result.out)
                 if self.watch is not None:
                     seen = prepared.call.q_grid, q, k, v, prepared.call.padding, scale, result
                     self.watch(AttentionCall(here.name, site, *seen))
@@ -327,6 +333,8 @@ class Run:
             return found
         sharing = call.ranks if ranks == 1 else ulysses_ranks(ranks, rank)
         method = (self.method if sharing is None else self._across(sharing)).at(site)
+        if self.steered is not None:
+            method = self.steered.at(method, site)
         if found is not None and found.method is method:
             return found
         why = grid if isinstance(grid, str) else self._why_slower(q, here)
@@ -425,7 +433,16 @@ class Run:
 
     def _kept_tables(self) -> list[str]:
         size = self.tables.largest / 2**20
-        return [f"tables kept between steps took {size:.0f} MB"] if size >= 1 else []
+        said = [f"tables kept between steps took {size:.0f} MB"] if size >= 1 else []
+        words = None if self.steered is None else self.steered.words()
+        return said if words is None else [*said, words]
+
+    def errors(self) -> tuple[float, ...]:
+        """The relative error of the attention's output by step, as the probe rows of a `Steering`
+        have it; 0 where nothing was sparse. Waits for the device."""
+        if self.steered is None:
+            raise ValueError("errors are measured with steering=Steering()")
+        return self.steered.errors()
 
     def summary(self) -> str:
         """The latest generation in one line. Waits for the device."""

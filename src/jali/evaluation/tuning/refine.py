@@ -93,7 +93,7 @@ class Refinement:
 
     def _affordable(self) -> int:
         """Probes that the minutes leave time for: coarser places where they are few."""
-        pace = len(self.deciding) * (self.trials.slowest or self.trials.dense_pace)
+        pace = len(self.deciding) * self.trials.pace
         left = self.trials.seconds_left - self.trials.reserve()
         fits = self.probes if left == float("inf") else int(left / pace) - len(STRENGTHS)
         if fits < FEWEST_PROBES:

@@ -194,6 +194,7 @@ class _Tuning:
         self.deciding, self.held_out = request.halves
         self.notes: list[str] = []
         self.gains: dict[Place, Gain] = {}
+        self.was_cut = False  # before a total that meets the target was found
 
     def run(self) -> Recipe:
         half = len(self.deciding)
@@ -213,7 +214,7 @@ class _Tuning:
                 f"the minutes were over before one total was tried on "
                 f"{len(self.deciding)} prompts; the same command with more of them goes on"
             ) from None
-        if chosen is None and self.target.metric == "speedup":
+        if chosen is None and (self.target.metric == "speedup" or self.was_cut):
             self.notes.append(say_unmet(tried, self.target))
             chosen = max(tried, key=lambda one: one.margin(self.target))
         elif chosen is None:
@@ -248,8 +249,7 @@ class _Tuning:
 
     def _reserve(self) -> float:
         """For the held-out prompts."""
-        own = self.trials.slowest or self.trials.dense_pace
-        return len(self.held_out) * (self.trials.dense_pace + own)
+        return len(self.held_out) * (self.trials.dense_pace + self.trials.pace)
 
     # The totals
 
@@ -268,6 +268,7 @@ class _Tuning:
             except TimeOver:
                 if not tried:
                     raise
+                self.was_cut = True
                 left = ", ".join(map(str, self.specs[number:]))
                 self.notes.append(f"The minutes were over before {left} was tried.")
                 break
@@ -300,6 +301,7 @@ class _Tuning:
             except TimeOver:
                 if not points:
                     raise
+                self.was_cut = True
                 self.notes.append(
                     f"The minutes allowed {len(points)} totals of {like.label}, and no more."
                 )

@@ -15,6 +15,8 @@ from jali.evaluation.arena.row import MethodSpec, Row, ScheduleSpec
 from jali.evaluation.arena.run import Game
 from jali.evaluation.arena.score import Scorer
 
+LATEST = 3  # groups by which the next one is expected
+
 
 class TimeOver(Exception):  # noqa: N818
     """What comes next would end after the minutes that were given."""
@@ -28,8 +30,8 @@ class Trials:
     game: Game
     scorer: Scorer
     reserve: Callable[[], float] = lambda: 0.0
-    slowest: float = 0.0  # seconds of a group of clips, the judging included
     dense_pace: float = 0.0
+    _paces: list[float] = field(default_factory=list)  # seconds of a group, the judging included
     _dense: tuple[int, Tensor] | None = field(default=None, repr=False)
     _timed: set[int] = field(default_factory=set)
 
@@ -69,15 +71,20 @@ class Trials:
 
     def _make(self, row: Row, group: range, keep: bool) -> None:
         dense = self.time_dense(group.start)
-        self._check_time(self.slowest or self.dense_pace)
+        self._check_time(self.pace)
         words = "prompt" if len(group) == 1 else "prompts"
         self.game.tell(f"{row}, {words} {group.start + 1}", self.game.done, self.game.all)
         begun = time.monotonic()
         made = self.game.studio.make(self.game.plan.settings(row, row.total, self.game.pipe), group)
         asked = float(row.total or 0)
         self.game.note(row, group, made, [(asked, made.cost)], dense, self.scorer, keep)
-        self.slowest = max(self.slowest, time.monotonic() - begun)
+        self._paces.append(time.monotonic() - begun)
         self.game.done += 1
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a group of clips, by the latest: a machine may be slower for a while."""
+        return fmean(self._paces[-LATEST:]) if self._paces else self.dense_pace
 
     def _check_time(self, needs: float) -> None:
         if needs + self.reserve() > self.seconds_left:
