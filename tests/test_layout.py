@@ -182,3 +182,8 @@ def test_examples_in_docstrings_run(module: str) -> None:
     done = doctest.testmod(importlib.import_module(f"jali.{module}"), extraglobs=names)
     assert done.attempted
     assert not done.failed
+
+
+def test_a_word_is_no_order() -> None:
+    with pytest.raises(TypeError, match=r"order must be an Order, such as Tiled.*, got 'tiled'"):
+        block_layout(TokenGrid.video(2, 4, 4), order="tiled")  # type: ignore[arg-type]

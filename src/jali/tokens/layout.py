@@ -205,7 +205,8 @@ def block_layout(
     keys, where queries are a chunk of them; None where they are different sequences. device: where
     the layout's tensors lie.
 
-    Raises ValueError for an offset that puts queries outside the keys.
+    Raises ValueError for an offset that puts queries outside the keys, TypeError for what is no
+    order.
 
     >>> layout = block_layout(TokenGrid.video(4, 16, 16, text=32), None, Gilbert(), Blocks(128, 64))
     >>> layout
@@ -221,6 +222,8 @@ def block_layout(
             f"offset {offset} puts {q_grid.tokens} queries outside {k_grid.tokens} keys; "
             f"need 0 <= offset <= {k_grid.tokens - q_grid.tokens}"
         )
+    if order is not None and not hasattr(order, "positions"):
+        raise TypeError(f"order must be an Order, such as Tiled((2, 8, 8)), got {order!r}")
     device = torch.device(device)
     return _build(q_grid, k_grid, order or Raster(), blocks or Blocks(256, 128), offset, device)
 
