@@ -98,9 +98,9 @@ class Server:
             time.sleep(0.1)
         raise TimeoutError(f"prompt {number}")
 
-    def run(self, prompt: dict[str, Any]) -> dict[str, Any]:
+    def run(self, prompt: dict[str, Any], seconds: float = 300) -> dict[str, Any]:
         """What a prompt put out, by node; its error where it failed."""
-        done = self.wait(self.start(prompt))
+        done = self.wait(self.start(prompt), seconds)
         if done["status"]["status_str"] != "success":
             raise RefusedError(error_of(done))
         return dict(done["outputs"])

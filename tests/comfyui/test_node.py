@@ -388,3 +388,15 @@ def test_the_entry_of_the_registry_has_the_version_of_the_package() -> None:
     assert entry["project"]["version"] == jali.__version__
     assert entry["tool"]["comfy"]["PublisherId"]
     assert (SHIM / "requirements.txt").read_text().split() == entry["project"]["dependencies"]
+
+
+def test_the_example_workflow_asks_for_what_there_is() -> None:
+    text = (SHIM / "example_workflows" / "nano_api.json").read_text(encoding="utf-8")
+    used = 0
+    for node in json.loads(text).values():
+        if node["class_type"] in NODE_CLASS_MAPPINGS:
+            given = NODE_CLASS_MAPPINGS[node["class_type"]].INPUT_TYPES()
+            known = {**given["required"], **given.get("optional", {})}
+            assert set(given["required"]) <= set(node["inputs"]) <= set(known)
+            used += 1
+    assert used == len(NODE_CLASS_MAPPINGS)

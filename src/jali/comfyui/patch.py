@@ -177,21 +177,20 @@ class ModelCall:
             what = "dense, not one of the model's self-attentions"
             self.patch.show(what, q.shape[tokens], k.shape[tokens])
             return host()
+        grid = _why_not(q, k, v, mask, attn_precision, kwargs) or self._grid(q.shape[tokens])
+        layout, own = "bhsd", [q, k, v]
         if not skip_reshape:
-            split = [x.unflatten(-1, (heads, -1)) for x in (q, k, v)]
-        why = _why_not(q, k, v, mask, attn_precision, kwargs)
-        grid = why or self._grid(q.shape[tokens])
-        q_, k_, v_ = (q, k, v) if skip_reshape else split
+            layout, own = "bshd", [x.unflatten(-1, (heads, -1)) for x in own]
         try:
             out = attention(
-                q_, k_, v_, layout="bhsd" if skip_reshape else "bshd", grid=grid, step=self.step,
-                steps=self.steps, layer=self.layer, layers=self.layers, branch=self.branches,
-                run=self.patch.run, scale=kwargs.get("scale"), dense=lambda: q_,
+                *own, layout=layout, grid=grid, step=self.step, steps=self.steps,
+                layer=self.layer, layers=self.layers, branch=self.branches, run=self.patch.run,
+                scale=kwargs.get("scale"), dense=lambda: own[0],
             )  # fmt: skip
         except (ValueError, TypeError) as error:
             self.patch.decline(str(error))
             return host()
-        if out is q_:  # it stays dense: the host is asked here, where its errors are its own
+        if out is own[0]:  # it stays dense: the host is asked here, where its errors are its own
             return host()
         if skip_reshape:
             return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
