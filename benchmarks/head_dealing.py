@@ -43,15 +43,21 @@ WAN_720P = {"tokens": 75_600, "heads": 40, "head_dim": 128, "gpus": 8, "bytes": 
 BANDWIDTH = 3e12  # bytes a second that copies are assumed to reach on an H200, of 4.8e12 on paper
 
 
-def costs(pipe: Any, method: str, count: int) -> list[list[Any]]:
-    """Of every sparse call of some prompts: prompt, step, layer, branch, and its heads' costs."""
-    found = []
+def costs(pipe: Any, method: str, count: int) -> list[str]:
+    """Of the sparse calls of some prompts, both branches together: "prompt step layer: costs"."""
+    found: dict[tuple[int, int, int], list[float]] = {}
     for i, text in enumerate(prompts(count)):
         with sparse_processor_mode(pipe, method=method, total=TOTAL, finite="off") as run:
             generate(pipe, text, i, SIZE)
-        rows = (row for row in run.stats().rows if row.reason is None)
-        found += [[i, r.step, r.layer, r.branch, [round(h, 4) for h in r.heads]] for r in rows]
-    return found
+        for row in run.stats().rows:
+            if row.reason is None:
+                place = i, row.step, row.layer
+                both = zip(found.get(place, [0.0] * HEADS), row.heads, strict=True)
+                found[place] = [a + b for a, b in both]
+    return [
+        f"{' '.join(map(str, place))}: {' '.join(f'{x:.4f}' for x in heads)}"
+        for place, heads in found.items()
+    ]
 
 
 def generate(pipe: Any, text: str, seed: int, size: dict[str, int]) -> Any:
@@ -65,33 +71,41 @@ def generate(pipe: Any, text: str, seed: int, size: dict[str, int]) -> Any:
 Trace = dict[int, float]  # what a head costs in every step, both branches together
 
 
-def traces(rows: list[list[Any]]) -> dict[tuple[int, int, int], Trace]:
+def traces(rows: list[str]) -> dict[tuple[int, int, int], Trace]:
     """By prompt, layer and head."""
-    found: dict[tuple[int, int, int], Trace] = defaultdict(lambda: defaultdict(float))
-    for prompt, step, layer, _, heads in rows:
-        for head, cost in enumerate(heads):
-            found[prompt, layer, head][step] += cost
+    found: dict[tuple[int, int, int], Trace] = defaultdict(dict)
+    for row in rows:
+        place, heads = row.split(":")
+        prompt, step, layer = map(int, place.split())
+        for head, cost in enumerate(heads.split()):
+            found[prompt, layer, head][step] = float(cost)
     return found
 
 
-def waited(heads: list[Trace], ranks: int, method: str) -> dict[str, tuple[float, float]]:
-    """(work of the slowest ranks, an even share) of a layer with these heads along a run."""
-    period = make_method(method).period
-    steps = sorted(heads[0])
-    sums = {name: [0.0, 0.0] for name in ("as they are", "snake", "dealt", "by their own costs")}
-    order, snaked, since = torch.arange(len(heads)), torch.arange(len(heads)), None
-    for before, step in zip([None, *steps], steps, strict=False):
-        now = torch.tensor([head[step] for head in heads])
-        at = period(Site(step, STEPS))
-        if before is not None and at != since:
-            last = torch.tensor([head[before] for head in heads])
-            order, snaked = deal(last, ranks), snake(last, ranks)
-        since = at
-        orders = {"as they are": torch.arange(len(heads)), "snake": snaked, "dealt": order}
+def waited(
+    heads: list[tuple[Trace, Trace]], ranks: int, method: str
+) -> dict[str, tuple[float, float]]:
+    """(work of the slowest ranks, an even share) of a layer with these heads along a run; of each
+    what it cost in the run before, and in this one."""
+    period, steps = make_method(method).period, sorted(heads[0][1])
+    plain = torch.arange(len(heads))
+    earlier = torch.tensor([before[max(before)] for before, _ in heads])
+    orders = {
+        "as they are": plain, "snake": plain, "dealt": plain,
+        "dealt, a later run": deal(earlier, ranks),
+    }  # fmt: skip
+    sums = {name: [0.0, 0.0] for name in (*orders, "by their own costs")}
+    last, since = None, period(Site(steps[0], STEPS))
+    for step in steps:
+        now = torch.tensor([own[step] for _, own in heads])
+        if last is not None and (at := period(Site(step, STEPS))) != since:
+            since, made = at, deal(last, ranks)
+            orders |= {"snake": snake(last, ranks), "dealt": made, "dealt, a later run": made}
         for name, own in (orders | {"by their own costs": deal(now, ranks)}).items():
             loads = now[own].view(ranks, -1).sum(1)
             sums[name][0] += float(loads.max())
             sums[name][1] += float(loads.mean())
+        last = now
     return {name: (slowest, even) for name, (slowest, even) in sums.items()}
 
 
@@ -102,14 +116,17 @@ def snake(costs: torch.Tensor, ranks: int) -> torch.Tensor:
     return rounds.T.reshape(-1)
 
 
-def paper(rows: list[list[Any]], method: str) -> list[dict[str, Any]]:
-    """nano's own layers among two ranks, and wider ones drawn from all of its heads."""
+def paper(rows: list[str], method: str) -> list[dict[str, Any]]:
+    """nano's own layers among two ranks, and wider ones drawn from all of its heads: the second
+    prompt's run, after the first one's."""
     by_head = traces(rows)
-    own = defaultdict(list)
-    for (prompt, layer, _), trace in sorted(by_head.items()):
-        own[prompt, layer].append(trace)
-    cases = [(HEADS, 2, list(own.values()))]
-    dice, every = random.Random(0), list(by_head.values())
+    every = [
+        (by_head[0, layer, head], by_head[1, layer, head])
+        for layer in range(LAYERS)
+        for head in range(HEADS)
+    ]
+    cases = [(HEADS, 2, [every[i : i + HEADS] for i in range(0, len(every), HEADS)])]
+    dice = random.Random(0)
     for heads, ranks in PAPER:
         cases.append((heads, ranks, [dice.choices(every, k=heads) for _ in range(DRAWS)]))
     found = []
@@ -125,8 +142,8 @@ def paper(rows: list[list[Any]], method: str) -> list[dict[str, Any]]:
 
 
 def wan_on_paper(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Milliseconds of one layer of Wan 14B at 720p on eight GPUs: what waiting takes, and what
-    moving heads does."""
+    """Milliseconds of one layer of Wan 14B at 720p on eight GPUs: an even share of attention, and
+    what moving heads takes."""
     S, H, D, gpus, size = WAN_720P.values()
     rate = forecast.constants()["devices"]["NVIDIA H200"]["fa4"]["sparse_tflops"]
     even = TOTAL * 4 * H / gpus * S**2 * D / (rate * 1e9)
@@ -134,7 +151,7 @@ def wan_on_paper(rows: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"even_ms": round(even, 3), "moving_ms": round(moved, 3)}
     for row in rows:
         if (row["heads"], row["ranks"]) == (H, gpus):
-            before, after = row["as they are"] * even, row["dealt"] * even + moved
+            before, after = row["as they are"] * even, row["dealt, a later run"] * even + moved
             found[row["method"]] = [round(before, 2), round(after, 2)]
     return found
 

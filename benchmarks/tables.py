@@ -649,6 +649,15 @@ def head_order_table() -> str | None:
     return "\n".join(lines)
 
 
+def stacking_table(name: str, pattern: str) -> str | None:
+    """Caches beside sparse attention, and heads among ranks."""
+    import stacking_tables
+
+    result = _newest(pattern)
+    made: str | None = None if result is None else getattr(stacking_tables, name)(result)
+    return made
+
+
 TABLES: dict[str, Callable[[], str | None]] = {
     "methods": methods_table,
     "planning-shares": planning_table,
@@ -674,6 +683,9 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "arena": arena_table,
     "tune": tune_table,
     "head-order": head_order_table,
+    "head-dealing": functools.partial(stacking_table, "dealing", "head-dealing.json"),
+    "stacking": functools.partial(stacking_table, "stacking", "stacking-*.json"),
+    "stacking-judged": functools.partial(stacking_table, "judged", "stacking-*.json"),
     "cpu": cpu_table,
     "cpu-memory": cpu_memory_table,
     "cpu-growth": cpu_growth_table,
