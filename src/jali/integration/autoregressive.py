@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor, nn
@@ -143,6 +143,8 @@ class ChunkState:
 
     `calls` are the latest, at least `KEPT` of them; of older ones the sums of each chunk are kept.
     """
+
+    deals_heads: ClassVar[bool] = False  # caches are of the heads that a rank has
 
     method: Method
     backend: str
