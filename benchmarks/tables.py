@@ -658,6 +658,18 @@ def stacking_table(name: str, pattern: str) -> str | None:
     return made
 
 
+def of_time(name: str) -> str | None:
+    """A table of what takes how long."""
+    import run_tables
+
+    files = {"runs": "runs-h200", "levels": "methods-h200", "clips": "quality-fa4"}
+    path = RESULTS / f"{files[name]}.json"
+    if not path.exists():
+        return None
+    found: str = getattr(run_tables, name)(json.loads(path.read_text("utf-8")))
+    return found
+
+
 TABLES: dict[str, Callable[[], str | None]] = {
     "methods": methods_table,
     "planning-shares": planning_table,
@@ -681,6 +693,9 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "demo": demo_sentence,
     "estimates": estimates_table,
     "arena": arena_table,
+    "runs": functools.partial(of_time, "runs"),
+    "levels": functools.partial(of_time, "levels"),
+    "clips-fa4": functools.partial(of_time, "clips"),
     "tune": tune_table,
     "head-order": head_order_table,
     "head-dealing": functools.partial(stacking_table, "dealing", "head-dealing.json"),

@@ -32,7 +32,7 @@ class Fa4Triton(Fa4):
     name: ClassVar[str] = "fa4+triton"
     # H200, 32,760 tokens of 12 heads of 128: benchmarks/results/methods-h200.json.
     level_times: ClassVar[Mapping[int, float]] = MappingProxyType(
-        {2: 1.0, 4: 0.52, 8: 0.26, MEAN: 0.03}
+        {2: 0.73, 4: 0.36, 8: 0.17, MEAN: 0.03}
     )
 
     def why_not(self, task: Task) -> list[str]:
