@@ -609,6 +609,17 @@ def tune_table() -> str | None:
     return tune_tables.page(results)
 
 
+def tune_forecast() -> str | None:
+    import tune_tables
+
+    from jali.evaluation.tuning.place import STRENGTHS
+    from jali.evaluation.tuning.size import PROBES
+
+    rows = [row for name in ("wan-h200.json", "models-h200.json")
+            for row in (_newest(name) or {"rows": []})["rows"]]  # fmt: skip
+    return tune_tables.forecast(rows, PROBES, len(STRENGTHS))
+
+
 def head_order_table() -> str | None:
     """What orders of heads take on every machine that was measured, and what clusters hold."""
     files = sorted(RESULTS.glob("head-order-*.json"))
@@ -697,6 +708,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "levels": functools.partial(of_time, "levels"),
     "clips-fa4": functools.partial(of_time, "clips"),
     "tune": tune_table,
+    "tune-forecast": tune_forecast,
     "head-order": head_order_table,
     "head-dealing": functools.partial(stacking_table, "dealing", "head-dealing.json"),
     "stacking": functools.partial(stacking_table, "stacking", "stacking-*.json"),

@@ -93,3 +93,44 @@ def _difference(found: Row | None) -> str:
         return ""
     half = "" if found["low"] is None else f" ± {found['mean'] - found['low']:.2f}"
     return f"{found['mean']:+.2f}{half} dB".replace("-", "−")
+
+
+# A forecast
+
+STEPS, BRANCHES = 50, 2  # of Wan: each step calls the transformer with and without the prompt
+PROMPTS, METHODS, TRIES = 8, 2, 4  # of `jali tune` as it comes; tries are the usual number
+FORECAST = (
+    ("Wan 2.1 1.3B, 480p", "wan-480p"), ("Wan 2.1 1.3B, 720p", "wan-720p"),
+    ("Wan 2.1 14B, 480p (timed as I2V)", "wan-i2v-14b"),
+)  # fmt: skip
+
+
+def forecast(rows: Sequence[Row], probes: int, moves: int) -> str | None:
+    """How long a tuning would take: so many clips, by measured seconds of a transformer call."""
+    known = {
+        row["model"]: row
+        for row in rows
+        if row.get("part") == "forward" and row["method"] == "entropy 0.5"
+    }
+    half = PROMPTS // 2
+    plain = half * (METHODS * TRIES + 1 + 1)  # totals, the linear curve, and the held-out clips
+    more = half * (probes + moves)
+    lines = [
+        f"A forecast, not measured: {PROMPTS} dense clips, {plain} sparse ones of {METHODS} "
+        f"methods (all as long as entropy at 0.5) and {more} of probes, {STEPS} steps × "
+        f"{BRANCHES} calls of the transformer each, on one H200 in bf16; without text "
+        f"encoder and decoder.",
+        "",
+        "| model | a dense call | a sparse call | tuning with `--probes 0` | with all probes |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, model in FORECAST:
+        if model in known:
+            dense, sparse = (known[model][key] / 1e3 for key in ("dense_ms", "ms"))
+            calls = STEPS * BRANCHES
+            few = calls * (PROMPTS * dense + plain * sparse) / 3600
+            all_ = few + calls * more * sparse / 3600
+            lines.append(
+                f"| {name} | {dense:.2f} s | {sparse:.2f} s | {few:.1f} hours | {all_:.1f} hours |"
+            )
+    return "\n".join(lines) if len(lines) > 4 else None

@@ -57,6 +57,18 @@ def test_nothing_measured_is_no_table() -> None:
     assert tune_tables.page([told()]) is None
 
 
+def test_a_forecast_is_arithmetic_on_measured_calls() -> None:
+    row = {"part": "forward", "model": "wan-480p", "method": "entropy 0.5"}
+    row |= {"dense_ms": 450.0, "ms": 360.0}
+    text = tune_tables.forecast([row, {"part": "host"}], probes=12, moves=3)
+    assert text is not None
+    assert "A forecast, not measured: 8 dense clips, 40 sparse ones" in text
+    # 100 calls · (8 · 0.45 + 40 · 0.36) s = 1,800 s, and 60 clips more take 2,160 s.
+    assert "| Wan 2.1 1.3B, 480p | 0.45 s | 0.36 s | 0.5 hours | 1.1 hours |" in text
+    assert "14B" not in text
+    assert tune_tables.forecast([], 12, 3) is None
+
+
 def test_an_interval_is_checked_against_other_clips() -> None:
     from benchmarks.tune_nano import inside, paired
     from jali.integration.recipe import Measured, Spread

@@ -57,7 +57,17 @@ def model_speedup(
     layers: int, weights: float, device: torch.device | str, backend: str,
 ) -> float | None:  # fmt: skip
     """Of a whole generation's transformer calls, `sparse_share` of whose attention is sparse."""
-    name = device_name(device)
+    return speedup_on(
+        device_name(device), heads=heads, head_dim=head_dim, tokens=tokens, batch=batch, cost=cost,
+        sparse_share=sparse_share, layers=layers, weights=weights, backend=backend,
+    )  # fmt: skip
+
+
+def speedup_on(
+    name: str, *, heads: int, head_dim: int, tokens: int, batch: int, cost: float | None,
+    sparse_share: float, layers: int, weights: float, backend: str,
+) -> float | None:  # fmt: skip
+    """The same, on a device by the name under which it was measured."""
     times = attention_times(
         heads=batch * heads, head_dim=head_dim, tokens=tokens, cost=cost, device=name,
         backend=backend,

@@ -144,6 +144,8 @@ class Recipe:
         measured: what they have.
         machine: on which.
         notes: what to know besides, in sentences.
+        forecast: on other devices, how many times as fast all transformer calls would be, by the
+            cost model.
     """
 
     model: str
@@ -158,6 +160,7 @@ class Recipe:
     notes: tuple[str, ...] = ()
     date: str = ""
     jali: str = __version__
+    forecast: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.method, Schedule) or not isinstance(self.method, Method):
@@ -203,7 +206,8 @@ class Recipe:
         plain: dict[str, Any] = {"kind": KIND, "version": VERSION, "model": self.model}
         plain |= write_method(self.method)
         plain["curve"] = None if self.curve is None else write_fields(self.curve)
-        for name in ("run", "target", "met", "measured", "machine", "notes", "date", "jali"):
+        for name in ("run", "target", "met", "measured", "machine", "forecast", "notes", "date",
+                     "jali"):  # fmt: skip
             plain[name] = _plain(getattr(self, name))
         plain["fingerprints"] = {n: _plain(f) for n, f in self.fingerprints.items()}
         return plain
@@ -248,7 +252,11 @@ class Recipe:
         )
         found = "; ".join(say_spread(name, one) for name, one in self.measured.metrics.items())
         clips = f"{self.measured.clips} held-out clip{'' if self.measured.clips == 1 else 's'}"
-        return [what, f"On {clips}: {found}.", *self.notes]
+        said = [what, f"On {clips}: {found}."]
+        if self.forecast:
+            each = ", ".join(f"{value:.2f} on {name}" for name, value in self.forecast.items())
+            said.append(f"Forecast of the speed of all transformer calls, over dense: {each}.")
+        return [*said, *self.notes]
 
 
 @dataclass(frozen=True)
@@ -270,6 +278,7 @@ class PlainRecipe:
     notes: tuple[str, ...] = ()
     date: str = ""
     jali: str = ""
+    forecast: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_alone(**asked: Any) -> None:

@@ -334,6 +334,8 @@ class Run:
         sharing = call.ranks if ranks == 1 else ulysses_ranks(ranks, rank)
         method = (self.method if sharing is None else self._across(sharing)).at(site)
         if self.steered is not None:
+            if sharing is not None:
+                raise ValueError("steering needs every head in one process: leave it out")
             method = self.steered.at(method, site)
         if found is not None and found.method is method:
             return found

@@ -16,7 +16,11 @@ from jali.evaluation.quality.interval import (
 from jali.evaluation.quality.measure import describe
 from jali.evaluation.tuning.search import margin
 from jali.evaluation.tuning.trial import Trials
-from jali.integration.recipe import DIGITS, Measured, Spread, Target
+from jali.integration import forecast
+from jali.integration.models.registry import model_card
+from jali.integration.recipe import DIGITS, Measured, RunSize, Spread, Target
+from jali.methods import Method
+from jali.presets import VideoScale
 
 UNITS = {"psnr": " dB", "ssim": "", "lpips": "", "speedup": "×"}
 
@@ -98,6 +102,25 @@ def _spread(values: Sequence[float], metric: str) -> Spread:
     return Spread(
         round(found.mean, digits), rounded(found.low), rounded(found.high), *map(rounded, ends)
     )
+
+
+def elsewhere(model: str, run: RunSize, method: Method, work: float) -> dict[str, float]:
+    """By the cost model, how many times as fast all transformer calls would be on the devices that
+    it knows."""
+    card, found = model_card(model), {}
+    frames, height, width = card.token_size
+    box = VideoScale(width, height, frames).box(run.num_frames, run.height, run.width)
+    for device, known in forecast.constants()["devices"].items():
+        pooled = method.executed_ratios != (1,)
+        backend = "torch" if "fa4" not in known else "fa4+triton" if pooled else "fa4"
+        faster = forecast.speedup_on(
+            device, heads=card.heads, head_dim=card.head_dim, tokens=box.tokens + card.text_tokens,
+            batch=card.batch, cost=work, sparse_share=1.0, layers=sum(card.layers),
+            weights=card.weights, backend=backend,
+        )  # fmt: skip
+        if faster is not None:
+            found[device] = round(faster, 2)
+    return found
 
 
 # In words

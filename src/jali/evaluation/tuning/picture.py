@@ -57,6 +57,7 @@ def draw_gains(gains: Mapping[Place, Gain], path: Path) -> None:
         )  # fmt: skip
         axes.axhline(0, color="#868e96", linewidth=1)
         axes.set_xlabel(kind[:-1])
+        _whole_numbers(axes.xaxis)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     several[0][0].set_ylabel("gain, dB")
@@ -72,7 +73,15 @@ def draw_budgets(curve: Curve, steps: int, layers: int, path: Path) -> None:
     axes.figure.colorbar(shown, ax=axes, label="budget")
     axes.set_ylabel("layer")
     axes.set_xlabel("step")
+    _whole_numbers(axes.xaxis, axes.yaxis)
     save(axes.figure, path)
+
+
+def _whole_numbers(*several: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in several:
+        axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _axes(height: float = 4.4) -> Any:

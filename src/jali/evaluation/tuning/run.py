@@ -15,6 +15,7 @@ from jali.evaluation.arena.run import Game, Plan, Tell, measured_speed, prepare
 from jali.evaluation.tuning.outcome import (
     Found,
     choose,
+    elsewhere,
     found_of,
     measured_of,
     say_held_out,
@@ -382,16 +383,20 @@ class _Tuning:
         _, transformers = transformers_of(self.game.pipe)
         names = ("steps", "height", "width", "num_frames", "guidance")
         device = machine(str(dense.device))
+        method = Dense() if row is None else row.method.make()
+        size = RunSize(**dense.pick(*names))
+        other = {} if row is None else elsewhere(dense.model, size, method, measured.work)
         return Recipe(
             model=dense.model,
             fingerprints={name: Fingerprint.of(module) for name, module in transformers},
-            method=Dense() if row is None else row.method.make(),
+            method=method,
             curve=curve,
-            run=RunSize(**dense.pick(*names)),
+            run=size,
             target=self.target,
             met=met,
             measured=measured,
             machine=device,
             notes=(*said, *self.notes),
             date=results.date,
+            forecast=other,
         )
