@@ -51,7 +51,7 @@ log = logging.getLogger("jali")
 
 CURVE = ScheduleSpec("exponential")
 USUAL_TRIES = 4  # of a method, for the bar and for what fits into the minutes
-MORE_TRIES = 2  # of a shape that was found better
+MORE_TRIES = 4  # of a shape that was found better: it may need much less
 
 
 def tune(
