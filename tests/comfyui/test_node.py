@@ -391,9 +391,8 @@ def test_the_entry_of_the_registry_has_the_version_of_the_package() -> None:
 
 
 def test_the_example_workflow_asks_for_what_there_is() -> None:
-    text = (SHIM / "example_workflows" / "nano_api.json").read_text(encoding="utf-8")
     used = 0
-    for node in json.loads(text).values():
+    for node in json.loads((SHIM / "nano_api.json").read_text(encoding="utf-8")).values():
         if node["class_type"] in NODE_CLASS_MAPPINGS:
             given = NODE_CLASS_MAPPINGS[node["class_type"]].INPUT_TYPES()
             known = {**given["required"], **given.get("optional", {})}
