@@ -17,7 +17,6 @@ import contextlib
 import datetime
 import io
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from jali import __version__, load_pipeline, sparse_processor_mode
 from jali.files import read_json, write_json
+from jali.generation.machine import cpu_name
 from training.autoencoder import decode_whole
 from training.scene import prompts
 
@@ -187,7 +187,7 @@ def main() -> None:
                 "rows": rows, "mag_ratios": ratios, "size": SIZE, "steps": STEPS,
                 "guidance": GUIDANCE, "date": datetime.date.today().isoformat(),
                 "jali": __version__, "torch": torch.__version__,
-                "machine": platform.processor() or platform.machine(), "threads": 1,
+                "machine": cpu_name(), "threads": 1,
             })  # fmt: skip
 
 
