@@ -191,10 +191,11 @@ def test_work_is_moved_to_where_probes_gain(
     folder = tmp_path / "r-tuning"
     records = json.loads((folder / "arena.json").read_text())["records"]
     probes = {r["schedule"] for r in records if r["schedule"][0].isdigit() and r["first"] == 0}
-    # Clips of probes are not kept: those of the curves and of the two moves are.
-    kept = [path.name for path in (folder / "runs").iterdir() if "exponential" not in path.name]
-    assert len(probes) >= 6
-    assert len(kept) < len(probes)
+    # Clips of probes are not kept: those of the curves and of the moves are.
+    kept = [path.name for path in (folder / "runs").iterdir()]
+    assert len([spread for spread in probes if spread.endswith(("*1,1.6", "*1.6,1"))]) == 2
+    assert not [name for name in kept if "0.134-1-1.6" in name or "0.134-1.6-1" in name]
+    assert [name for name in kept if "0.134-0.3237-3.089" in name]
     page = (folder / "tuning.html").read_text()
     assert "What clips gain by more work in some steps or layers" in page
     assert "moved work" in page

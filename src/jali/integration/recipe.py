@@ -247,9 +247,8 @@ class Recipe:
         if self.curve is None:
             return [f"{what}dense is the answer.", *self.notes]
         layers = " with factors for its layers" if self.curve.layers else ""
-        what += (
-            f"{self.method.name} at a total of {self.curve.total:g} ({self.curve.words}){layers}."
-        )
+        spread = self.curve.words if isinstance(self.curve.shape, str) else "a curve of its own"
+        what += f"{self.method.name} at a total of {self.curve.total:g} ({spread}){layers}."
         found = "; ".join(say_spread(name, one) for name, one in self.measured.metrics.items())
         clips = f"{self.measured.clips} held-out clip{'' if self.measured.clips == 1 else 's'}"
         said = [what, f"On {clips}: {found}."]

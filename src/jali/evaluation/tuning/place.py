@@ -18,7 +18,7 @@ from jali.evaluation.arena.row import ScheduleSpec
 from jali.planning.curve import Curve
 
 MORE = 1.6  # times the budget, where a probe looks
-STRENGTHS = (0.3, 0.6, 1.2)  # of the move: the place that gains most gets MORE to the power of that
+STRENGTHS = (0.6, 1.2, 2.4)  # of the move: the place that gains most gets MORE to the power of that
 DIGITS = 4  # of budgets and factors: they are kept as text
 
 
