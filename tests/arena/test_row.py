@@ -47,13 +47,16 @@ def test_methods_between_commas_keep_their_options(text: str, words: list[str]) 
         ("exponential,graded", ["exponential"]),
         ("linear@.05", ["linear@0.05"]),
         ("1,.5,.2 flat", ["1,0.5,0.2", "flat"]),
+        ("linear*1,.8@.05,esa 1,.5*2,1", ["linear*1,0.8@0.05", "esa", "1,0.5*2,1"]),
     ],
 )
 def test_schedules_are_written_in_one_way(text: str, said: list[str]) -> None:
     assert [str(one) for one in read_schedules(text)] == said
 
 
-@pytest.mark.parametrize("text", ["grade", "1,0", "graded@2", "graded@x", "1,,2", "nan"])
+@pytest.mark.parametrize(
+    "text", ["grade", "1,0", "graded@2", "graded@x", "1,,2", "nan", "flat*", "flat*1,0"]
+)
 def test_a_schedule_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="schedule: "):
         read_schedules(text)
