@@ -86,9 +86,11 @@ def _own_recipe(settings: Settings) -> str:
     what = (
         "dense" if recipe.curve is None else f"{settings.method} at a total of {settings.total:g}"
     )
+    size = recipe.run
     return (
-        f"by the recipe that comes with {settings.model} ({recipe.target}): {what}; --method, "
-        f"--total or --recipe none ask for something else"
+        f"by the recipe that comes with {settings.model} ({recipe.target}, found with {size.steps} "
+        f"steps at {size.height}×{size.width}×{size.num_frames}): {what}; --method, --total or "
+        f"--recipe none ask for something else"
     )
 
 

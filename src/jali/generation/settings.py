@@ -256,7 +256,8 @@ class Settings:
         if self.attention is None:  # what was resolved before was told before
             self._tell_before(method, int(found.steps or 0))
             other = None if recipe is None else recipe.warning(found.pick(*usual))
-            if other is not None:
+            # What comes with a model is said with its own size; nobody asked for another.
+            if other is not None and self.recipe != shipped_recipe(card.name):
                 log.warning("jali: %s", other)
         return found
 
