@@ -139,9 +139,9 @@ def test_a_tuning_that_was_cut_goes_on(
     assert [one[0] for one in tune.made] == ["dense"]
 
 
-def test_minutes_are_kept_with_fewer_prompts(
-    tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that goes on by a minute with every clip, and else stands still."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     make = Studio.make
@@ -151,6 +151,10 @@ def test_minutes_are_kept_with_fewer_prompts(
         return make(self, *given, **more)
 
     monkeypatch.setattr(Studio, "make", slow)
+    return now
+
+
+def test_minutes_are_kept_with_fewer_prompts(tune: Any, tmp_path: Path, now: list[float]) -> None:
     recipe = tune(tmp_path / "r.yaml", target_psnr=53, minutes=14)
     assert now[0] <= 14 * 60
     assert "The minutes were enough for 2 of 3 prompts in each half." in str(recipe)
@@ -207,17 +211,8 @@ def test_work_is_moved_to_where_probes_gain(
 
 
 def test_few_minutes_probe_coarsely_or_not_at_all(
-    tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tune: Any, tmp_path: Path, now: list[float]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    make = Studio.make
-
-    def slow(self: Any, *given: Any, **more: Any) -> Any:
-        now[0] += 60
-        return make(self, *given, **more)
-
-    monkeypatch.setattr(Studio, "make", slow)
     for minutes, said in ((29, "no time to probe"), (50, "of 12 probes")):
         now[0] = 0
         recipe = tune(tmp_path / f"{minutes}.yaml", target_psnr=53, minutes=minutes, probes=12)
@@ -285,18 +280,8 @@ def test_lpips_needs_its_weights(tune: Any, tmp_path: Path) -> None:
         tune(tmp_path / "r.yaml", target_lpips=0.1)
 
 
-def test_minutes_that_end_the_search_are_no_case_for_dense(
-    tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    make = Studio.make
-
-    def slow(self: Any, *given: Any, **more: Any) -> Any:
-        now[0] += 60
-        return make(self, *given, **more)
-
-    monkeypatch.setattr(Studio, "make", slow)
+@pytest.mark.usefixtures("now")
+def test_minutes_that_end_the_search_are_no_case_for_dense(tune: Any, tmp_path: Path) -> None:
     recipe = tune(tmp_path / "r.yaml", target_psnr=79, minutes=5.5, prompts=["a", "b"])
     assert not recipe.met
     assert recipe.method.name == "entropy"
