@@ -17,7 +17,7 @@ from jali.planning.plan import LEVELS, RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.site import Site
 from jali.planning.statistics import statistics_share, statistics_table
 from jali.planning.tables import period_of
-from jali.planning.tradeoff import Costs, Sum, choose_plan
+from jali.planning.tradeoff import Costs, Sum, choose_plan, with_left
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order, Raster
 from jali.value import check_choice, check_count, check_share, check_steps
@@ -158,6 +158,10 @@ class RateDistortion(Method):
         make, _ = ESTIMATES[self.estimate]
         table = make(q, query.k, query.v, layout, query.scale, at, self.codes, query.padding)
         if tables is not None:
+            if self.price is None:
+                table = with_left(
+                    table, layout, query.padding, self.sum_over_ranks, self.costs_of(query)
+                )
             tables.keep(site, period, layout, table)
         return table
 

@@ -37,18 +37,27 @@ class ErrorTable(NamedTuple):
     """Errors of the levels above 1, one byte each: 255 is a head's largest, 4 less is half of it.
 
     codes uint8 [B, H, M, N, L], 0 for no error at all; top fp32 [B, H], the logarithm (base 2) of
-    each head's largest error.
+    each head's largest error. `left` [B, prices] is the work that is left at every price, where
+    that is known: the same for all budgets.
     """
 
     codes: Tensor
     top: Tensor
     levels: tuple[int, ...]
+    left: Tensor | None = None
 
     def filled_with(self, other: ErrorTable) -> ErrorTable:
         """The other's errors, of the same shape, in this one's memory."""
         self.codes.copy_(other.codes)
         self.top.copy_(other.top)
+        if self.left is None or other.left is None:
+            return self._replace(levels=other.levels, left=other.left)
+        self.left.copy_(other.left)
         return self._replace(levels=other.levels)
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + (0 if self.left is None else self.left.nbytes)
 
     def errors(self) -> Tensor:
         """fp32 [B, H, M, N, L]."""

@@ -91,6 +91,10 @@ class MassTable(NamedTuple):
     codes: Tensor
     levels: tuple[int, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes
+
     def filled_with(self, other: MassTable) -> MassTable:
         """The other's numbers, of the same shape, in this one's memory."""
         self.codes.copy_(other.codes)

@@ -22,6 +22,9 @@ class Table(Protocol):
     @property
     def levels(self) -> tuple[int, ...]: ...
 
+    @property
+    def nbytes(self) -> int: ...
+
     def filled_with(self, other: Self) -> Self:
         """The other's numbers, of the same shape, in this one's memory."""
         ...
@@ -79,7 +82,7 @@ class Tables:
     def keep(self, site: Site, period: int, layout: BlockLayout, table: Table) -> None:
         """Leave a table for the calls to come. Memory of the one before is used again."""
         self.made += 1
-        of_a_branch = table.codes.nbytes * site.layers
+        of_a_branch = table.nbytes * site.layers
         if of_a_branch > self.limit:
             return
         branch = site.branch if 2 * of_a_branch <= self.limit else "any"
@@ -98,4 +101,4 @@ class Tables:
     @property
     def bytes(self) -> int:
         """How much they take now."""
-        return sum(kept.table.codes.nbytes for kept in self._kept.values())
+        return sum(kept.table.nbytes for kept in self._kept.values())

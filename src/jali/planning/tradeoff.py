@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from jali.tokens.layout import BlockLayout
 from jali.tokens.padding import KeyPadding
 
 OCTAVES = range(-126, 127)  # prices are normal fp32 numbers
-PER_PRICE_OCTAVE = 1024  # a price is exact to 0.07 %
+PER_PRICE_OCTAVE = 256  # a price is exact to 0.3 %
 BINS = len(OCTAVES) * PER_PRICE_OCTAVE
 UNIT = 2**16  # of a block's work: whole numbers add up to the same in any order
 
@@ -43,24 +43,46 @@ def choose_plan(
             table, layout, budget, price, padding, total_over_ranks, costs
         )  # fmt: skip
         return BlockPlan(layout, ratios, map=levels)
-    selection = kernels.load("selection")
     facts = _facts(layout, table.levels, padding, costs)
-    codes = table.codes.contiguous()
-    mixed = layout.mixed_keys if layout.has_mixed_keys else None
-    shared = codes, table.top.contiguous(), facts.spread, mixed, facts.fixed, facts.work
     if price is None:
         assert budget is not None
-        saved = selection.saved_by_price(
-            *shared, facts.units, facts.rows, table.levels, BINS, PER_OCTAVE, OCTAVES.start,
-            PER_PRICE_OCTAVE,
-        )  # fmt: skip
-        prices = _price(saved, facts.dense, codes.shape[1], budget, total_over_ranks)
+        if table.left is None:
+            table = with_left(table, layout, padding, total_over_ranks, costs)
+        assert table.left is not None
+        prices = _price(table.left, budget)
     else:
-        prices = facts.work.new_full((codes.shape[0],), price)
-    lists = selection.list_cheapest(
-        *shared, prices, table.levels, PER_OCTAVE, layout.offset is not None
-    )
+        prices = facts.work.new_full((table.codes.shape[0],), price)
+    lists = kernels.load("selection").list_cheapest(
+        *_looked_at(table, layout, facts), prices, table.levels, PER_OCTAVE,
+        layout.offset is not None,
+    )  # fmt: skip
     return BlockPlan(layout, ratios, given=lists)
+
+
+def with_left(
+    table: ErrorTable,
+    layout: BlockLayout,
+    padding: KeyPadding | None = None,
+    total_over_ranks: Sum | None = None,
+    costs: Costs = (),
+) -> ErrorTable:
+    """The table with what is left of the work at every price, by kernels where they can run:
+    whoever keeps a table asks for it once, and then for levels at many budgets."""
+    if not (kernels.available(table.codes.device) and layout.N <= 4096):
+        return table
+    facts = _facts(layout, table.levels, padding, costs)
+    saved = kernels.load("selection").saved_by_price(
+        *_looked_at(table, layout, facts), facts.units, facts.rows, table.levels, BINS, PER_OCTAVE,
+        OCTAVES.start, PER_PRICE_OCTAVE,
+    )  # fmt: skip
+    return table._replace(left=_left(saved, facts.dense, table.codes.shape[1], total_over_ranks))
+
+
+def _looked_at(table: ErrorTable, layout: BlockLayout, facts: _Facts) -> tuple[Any, ...]:
+    """What both kernels read."""
+    mixed = layout.mixed_keys if layout.has_mixed_keys else None
+    codes, top = table.codes.contiguous(), table.top.contiguous()
+    return codes, top, facts.spread, mixed, facts.fixed, facts.work
 
 
 def choose_levels(
@@ -85,8 +107,10 @@ def choose_levels(
     errors = _errors(table, layout)
     if price is None:
         assert budget is not None
-        saved = _saved(errors, facts)
-        price_b = _price(saved, facts.dense, errors.shape[1], budget, total_over_ranks)
+        left = table.left
+        if left is None:
+            left = _left(_saved(errors, facts), facts.dense, errors.shape[1], total_over_ranks)
+        price_b = _price(left, budget)
     else:
         price_b = errors.new_full((errors.shape[0],), price)
     best = _best(errors, facts.work, facts.fixed, price_b)
@@ -168,20 +192,20 @@ def _best(errors: Tensor, work: Tensor, fixed: Tensor, price: Tensor) -> Tensor:
     return best.masked_fill_(fixed, 0)
 
 
-def _price(saved: Tensor, dense: Tensor, heads: int, budget: float, total: Sum | None) -> Tensor:
-    """The lowest price at which every sample costs no more than the budget. fp32 [B].
-
-    `saved` is added up by price, and the sums are looked through: one reduction over ranks, and
-    nothing is tried.
-    """
+def _left(saved: Tensor, dense: Tensor, heads: int, total: Sum | None) -> Tensor:
+    """The share of all work that is left at every price, falling. fp32 [B, BINS]."""
     if total is not None:
         whole = (heads * dense).expand(len(saved))[:, None]
         both = total(torch.cat([saved, whole], dim=1))  # of all heads
         saved, whole = both[:, :-1], both[:, -1:]
     else:
         whole = (heads * dense)[:, None]
-    over = whole - saved.cumsum(1) > budget * whole.double()
-    found = over.sum(1).clamp_max(BINS - 1)
+    return ((whole - saved.cumsum(1)).double() / whole).float()
+
+
+def _price(left: Tensor, budget: float) -> Tensor:
+    """The lowest price at which every sample costs no more than the budget. fp32 [B]."""
+    found = (left > budget).sum(1).clamp_max(BINS - 1)
     return (found / PER_PRICE_OCTAVE + OCTAVES.start).exp2()
 
 
