@@ -12,6 +12,7 @@ of device time in milliseconds, the host being ahead.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import time
@@ -72,6 +73,7 @@ def tokens(length: int, seed: int) -> Tensor:
     return (smooth + noise).bfloat16().contiguous().unflatten(2, (HEADS, DIM)).transpose(1, 2)
 
 
+@functools.cache
 def level_shares(method: RateDistortion) -> dict[float, dict[int, float]]:
     """Shares of the levels in nano's own plans at the BUDGETS, over the layers and steps that have
     about that budget."""
@@ -145,9 +147,12 @@ def rd_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid, dense: 
         add(size=size, rd="table", samples=samples, ms=taken, share_of_dense_work=share,
             tflops=(share + samples / 128) * work / taken)  # fmt: skip
     table = error_table(q, k, v, layout, scale, at, levels)
+    looking = milliseconds(lambda: tradeoff.with_left(table, layout))
+    add(size=size, rd="work left at every price", ms=looking)
+    kept = tradeoff.with_left(table, layout)
     for budget in BUDGETS:
         choosing = milliseconds(
-            lambda b=budget: tradeoff.choose_plan(table, layout, method.ratios, b)  # type: ignore[misc]
+            lambda b=budget: tradeoff.choose_plan(kept, layout, method.ratios, b)  # type: ignore[misc]
         )
         add(size=size, rd="choosing", budget=budget, ms=choosing)
     for name, kind in (

@@ -1,7 +1,7 @@
 """Whole runs of 50 steps with falling budgets, on the GPU at hand: transformer calls are timed at a
 few budgets and added up along the curve; one run is made step by step and checks the sum.
 
-    PYTHONPATH=src:. OUT=/tmp/out python benchmarks/dev/run_gpu.py [480p 720p 14b] [--seconds 200]
+    PYTHONPATH=src:. OUT=/tmp/out python benchmarks/dev/run_gpu.py [480p 720p …] [--seconds 200]
     PYTHONPATH=src:. python benchmarks/dev/run_gpu.py --toy                       # any machine
 
 Models, weights and dense times are those of `wan_gpu.py`. Random weights would make tables of
@@ -12,10 +12,12 @@ drawn from those of nano's own runs. $OUT/runs-h200.json is written anew after e
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import os
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,11 +35,13 @@ from jali.planning.budget import Budget
 from jali.planning.curve import Curve
 from jali.planning.distortion import ErrorTable
 from jali.planning.plan import LEVELS, SKIP
+from jali.planning.tradeoff import with_left
 
 STEPS = 50
 TOTALS = (0.25, 0.39, 0.5)
 ESA_TOTAL = 0.54
-BUDGETS = {"480p": (0.75, 0.5, 0.3, 0.2, 0.1, 0.03), "720p": (0.7, 0.4, 0.2, 0.08, 0.03)}
+MANY, FEW = (0.75, 0.5, 0.3, 0.2, 0.1, 0.03), (0.7, 0.4, 0.2, 0.08, 0.03)
+BUDGETS = {"480p": MANY, "720p": FEW, "14b": FEW, "hunyuan": FEW, "cogvideox": MANY}
 CODES = tuple(level for level in LEVELS if level != 1)
 
 
@@ -63,9 +67,9 @@ class LikeNano(RateDistortion):
 
     def table(self, query: Query) -> ErrorTable:
         made = super().table(query)
-        key = made.codes.shape
+        key = made.codes.shape, self.costs
         if key not in self.drawn:
-            B, H, M, N, _ = key
+            B, H, M, N, _ = made.codes.shape
             dice = torch.Generator(made.codes.device).manual_seed(0)
             source = self.source.codes.flatten(0, 1).flatten(1, 2)  # [heads, pairs, levels]
             head = torch.randint(len(source), (B * H, 1), generator=dice, device=dice.device)
@@ -75,7 +79,10 @@ class LikeNano(RateDistortion):
             wanted = torch.tensor([CODES.index(level) for level in self.codes])
             codes = source[head, pair][..., wanted.to(dice.device)].view(B, H, M, N, -1)
             top = self.source.top.flatten()[head].view(B, H)
-            self.drawn[key] = ErrorTable(codes.contiguous(), top.contiguous(), self.codes)
+            found = ErrorTable(codes.contiguous(), top.contiguous(), self.codes)
+            self.drawn[key] = with_left(
+                found, query.layout, query.padding, costs=self.costs_of(query)
+            )
         return self.drawn[key]
 
 
@@ -102,9 +109,16 @@ def methods() -> dict[str, Method]:
     return {
         "entropy": Entropy(Budget(0.5)),
         "rd": LikeNano(),
+        "rd, mean or skip": LikeNano(levels=("mean", "skip")),
         "rd, 4 samples, by time": LikeNano(samples=4, costs="time"),
         "rd, 4 samples, mean or skip": LikeNano(samples=4, levels=("mean", "skip")),
     }
+
+
+def layers_of(subject: Subject) -> int:
+    """Layers with self-attention."""
+    lists = ("blocks", "transformer_blocks", "single_transformer_blocks")
+    return sum(len(getattr(subject.model, name, ())) for name in lists)
 
 
 def forward(bench: Bench, subject: Subject, step: int) -> float:
@@ -148,13 +162,14 @@ def along(times: dict[float, float], dense: float, budgets: list[float]) -> list
     return [at(budget) for budget in budgets]
 
 
-def measure(bench: Bench, subject: Subject, budgets: tuple[float, ...], check: bool) -> None:
-    layers = len(subject.model.blocks)
-    for method in (DENSE, *methods().values()):  # compile and warm up
+def measure(bench: Bench, subject: Subject, budgets: tuple[float, ...], all_kinds: bool) -> None:
+    layers = layers_of(subject)
+    kinds = {n: m for n, m in methods().items() if all_kinds or n not in ("rd", "rd, mean or skip")}
+    for method in (DENSE, *kinds.values()):  # compile and warm up
         with applied(subject, method, steps=STEPS):
             forward(bench, subject, 0)
     dense_times = []
-    for name, method in methods().items():
+    for name, method in kinds.items():
         if bench.left < 20:
             bench.say(f"{subject.name}: {name} skipped, the time is up")
             continue
@@ -184,7 +199,7 @@ def measure(bench: Bench, subject: Subject, budgets: tuple[float, ...], check: b
             step_ms={str(b): t for b, t in found["ms"].items()}, table_ms=found["table_ms"],
             costs={str(b): c for b, c in found["costs"].items()}, runs=runs,
         )  # fmt: skip
-    if check and bench.left > 25:
+    if all_kinds and bench.left > 25:
         whole_run(bench, subject, statistics.median(dense_times))
 
 
@@ -200,9 +215,26 @@ def whole_run(bench: Bench, subject: Subject, dense: float) -> None:
     )  # fmt: skip
 
 
+def large_wan(bench: Bench) -> Subject:
+    """Six of its forty layers: all are alike."""
+    wan_gpu.WANS["14b, 6 layers"] = {
+        "num_attention_heads": 40, "num_layers": 6, "ffn_dim": 13824,
+    }  # fmt: skip
+    return wan(bench, wan_model(bench, "14b, 6 layers"), "wan-14b-720p", *P720[1:])
+
+
+SUBJECTS: dict[str, Callable[[Bench], Subject]] = {
+    "480p": lambda bench: wan(bench, wan_model(bench), *P480),
+    "720p": lambda bench: wan(bench, wan_model(bench), *P720),
+    "14b": large_wan,
+    "hunyuan": lambda bench: wan_gpu.hunyuan(bench, 2),  # six of its sixty layers
+    "cogvideox": wan_gpu.cogvideox,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sizes", nargs="*", default=["480p", "720p", "14b"])
+    parser.add_argument("sizes", nargs="*", default=list(SUBJECTS))
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--seconds", type=float, default=200.0)
     given = parser.parse_args()
@@ -212,20 +244,18 @@ def main() -> None:
     LikeNano.source = nano_errors(bench)
     shares = torch.tensor(LikeNano.source.codes.shape)
     bench.say(f"errors of nano: {shares.tolist()}, skip is {CODES.index(SKIP)}")
-    model = wan_model(bench)
     for name in given.sizes:
         if bench.left < 30:
             bench.say(f"{name}: skipped, the time is up")
             continue
-        size = P480 if name == "480p" else P720
-        if name == "14b":  # six of its forty layers: all are alike
-            wan_gpu.WANS["14b, 6 layers"] = {
-                "num_attention_heads": 40, "num_layers": 6, "ffn_dim": 13824,
-            }  # fmt: skip
-            model = wan_model(bench, "14b, 6 layers")
-            size = ("wan-14b-720p", *P720[1:])
-        budgets = BUDGETS["480p" if name == "480p" else "720p"]
-        measure(bench, wan(bench, model, *size), budgets, check=name == "480p")
+        try:
+            subject = SUBJECTS[name](bench)
+            measure(bench, subject, BUDGETS[name], all_kinds=name == "480p")
+        except Exception as error:  # the other models do not depend on this one
+            bench.add(part="failed", model=name, error=f"{type(error).__name__}: {error}"[:300])
+        LikeNano.drawn.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
     bench.write()
 
 
