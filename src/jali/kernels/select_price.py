@@ -20,38 +20,53 @@ from .launch import Launch
 from .score_tiles import cdiv, power_of_two
 from .select_lists import packed_ratios, row_options, store_lists
 
-_MOST = tl.constexpr(8)  # levels, reading in full among them
+_MOST = 8  # levels, reading in full among them
 _INFINITE = tl.constexpr(float("inf"))
-_COLUMNS = 64
+_COLUMNS = 128
 
 
 @triton.jit
-def _errors_of(
+def _error_of(
     codes, tops, spread, mixed, line, slot, row, column, n, per_octave,
+    LEVEL: tl.constexpr,  # 0 reads in full and errs nothing
     POOLED: tl.constexpr,  # a bit for every level that reads means
     LEVELS: tl.constexpr, HAS_MIXED: tl.constexpr,
 ):  # fmt: skip
-    """Errors of reading in full (0) and of the levels, infinite where there is none.
-    [columns, _MOST]."""
-    level = tl.arange(0, _MOST)[None, :]
-    real = (column < n)[:, None] & (level > 0) & (level <= LEVELS)
-    at = (line * n + column)[:, None] * LEVELS + level - 1
-    code = tl.load(codes + at, mask=real, other=0).to(tl.float32)
-    power = (code - 255) / per_octave + tl.load(tops + slot)
-    factor = tl.load(spread + row * n + column, mask=column < n, other=1.0)
-    error = tl.where(code == 0, 0.0, tl.exp2(power)) * factor[:, None]
-    if HAS_MIXED:
-        both = tl.load(mixed + column, mask=column < n, other=0) != 0
-        error = tl.where(both[:, None] & ((POOLED >> level) & 1 != 0), _INFINITE, error)
-    return tl.where(level > LEVELS, _INFINITE, error)
+    """Errors of one level, infinite where it cannot be. [columns]."""
+    real = column < n
+    code = tl.load(
+        codes + (line * n + column) * LEVELS + LEVEL - 1, mask=real & (LEVEL > 0), other=0
+    )
+    power = (code.to(tl.float32) - 255) / per_octave + tl.load(tops + slot)
+    factor = tl.load(spread + row * n + column, mask=real, other=1.0)
+    error = tl.where(code == 0, 0.0, tl.exp2(power)) * factor
+    if HAS_MIXED and (POOLED >> LEVEL) & 1 != 0:
+        both = tl.load(mixed + column, mask=real, other=0) != 0
+        error = tl.where(both, _INFINITE, error)
+    return error
 
 
 @triton.jit
-def _work_at(work, batch, work_b, column, n, LEVELS: tl.constexpr):
-    """Of every level, 0 where there is none. [columns, _MOST]."""
-    level = tl.arange(0, _MOST)[None, :]
-    at = batch * work_b + column[:, None] * (1 + LEVELS) + level
-    return tl.load(work + at, mask=(column < n)[:, None] & (level <= LEVELS), other=0)
+def _work_of(work, batch, work_b, column, n, LEVEL: tl.constexpr, LEVELS: tl.constexpr):
+    """Of one level. [columns]."""
+    at = batch * work_b + column * (1 + LEVELS) + LEVEL
+    return tl.load(work + at, mask=column < n, other=0)
+
+
+@triton.jit
+def _turn(
+    error, cost, codes, tops, spread, mixed, work, line, slot, row, batch, work_b, column, n,
+    per_octave, OTHER: tl.constexpr, COARSER: tl.constexpr, POOLED: tl.constexpr,
+    LEVELS: tl.constexpr, HAS_MIXED: tl.constexpr,
+):  # fmt: skip
+    """The price at which a level errs and costs as much as another. [columns]."""
+    other = _error_of(
+        codes, tops, spread, mixed, line, slot, row, column, n, per_octave, OTHER, POOLED, LEVELS,
+        HAS_MIXED,
+    )  # fmt: skip
+    less = cost - _work_of(work, batch, work_b, column, n, OTHER, LEVELS)
+    turn = (other - error) / less if COARSER else (error - other) / -less
+    return tl.where(turn == turn, turn, _INFINITE)
 
 
 @triton.jit
@@ -64,41 +79,49 @@ def _saved_kernel(
     heads, m, n, work_b, bins, per_octave, first_octave, per_price_octave,
     POOLED: tl.constexpr, LEVELS: tl.constexpr, HAS_MIXED: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    # A thread has a column and looks at its levels one after the other: nothing is exchanged.
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1)
     slot = tl.program_id(2)
     batch = slot // heads
     line = slot.to(tl.int64) * m + row
-    error = _errors_of(
-        codes, tops, spread, mixed, line, slot, row, column, n, per_octave,
-        POOLED, LEVELS, HAS_MIXED,
-    )  # fmt: skip
-    level = tl.arange(0, _MOST)
-    cost = _work_at(work, batch, work_b, column, n, LEVELS)
-    unit = _work_at(units, batch, work_b, column, n, LEVELS)
-
-    # The price at which a level j errs and costs as much as a finer one i. [columns, i, j]
-    more = error[:, None, :] - error[:, :, None]
-    less = cost[:, :, None] - cost[:, None, :]
-    turn = more / less
-    turn = tl.where(turn == turn, turn, _INFINITE)
-    finer = level[:, None] < level[None, :]
-    possible = (level[None, :] <= LEVELS) & (level[:, None] <= LEVELS)
-    low = tl.max(tl.where((finer & possible)[None], turn, -_INFINITE), 1)
-    high = tl.min(tl.where((finer & possible)[None], turn, _INFINITE), 2)
-    best = (level > 0)[None, :] & (level <= LEVELS)[None, :] & (low < high)
-    # It replaces the coarsest finer level that is ever best.
-    before = tl.max(tl.where(finer[None] & best[:, :, None], level[None, :, None], 0), 1)
-    was = tl.sum(tl.where(level[None, :, None] == before[:, None, :], unit[:, :, None], 0), 1)
     free = tl.load(fixed + row * n + column, mask=column < n, other=1) == 0
-    gain = tl.where(best & free[:, None], was - unit, 0) * tl.load(row_sizes + row)
-    place = tl.ceil((tl.log2(tl.maximum(low, 0.0)) - first_octave) * per_price_octave)
-    place = tl.minimum(tl.maximum(place, 0.0), (bins - 1).to(tl.float32)).to(tl.int64)
+    size = tl.load(row_sizes + row)
+    before = _work_of(units, batch, work_b, column, n, 0, LEVELS)
+    at_once = tl.zeros([COLUMNS], tl.int64)
+    for level in tl.static_range(1, LEVELS + 1):
+        error = _error_of(
+            codes, tops, spread, mixed, line, slot, row, column, n, per_octave, level, POOLED,
+            LEVELS, HAS_MIXED,
+        )  # fmt: skip
+        cost = _work_of(work, batch, work_b, column, n, level, LEVELS)
+        low = tl.full([COLUMNS], -_INFINITE, tl.float32)
+        for finer in tl.static_range(level):
+            turn = _turn(
+                error, cost, codes, tops, spread, mixed, work, line, slot, row, batch, work_b,
+                column, n, per_octave, finer, False, POOLED, LEVELS, HAS_MIXED,
+            )  # fmt: skip
+            low = tl.maximum(low, turn)
+        high = tl.full([COLUMNS], _INFINITE, tl.float32)
+        for coarser in tl.static_range(level + 1, LEVELS + 1):
+            turn = _turn(
+                error, cost, codes, tops, spread, mixed, work, line, slot, row, batch, work_b,
+                column, n, per_octave, coarser, True, POOLED, LEVELS, HAS_MIXED,
+            )  # fmt: skip
+            high = tl.minimum(high, turn)
+        # Best at some price: it replaces the coarsest finer level that is ever best.
+        best = low < high
+        unit = _work_of(units, batch, work_b, column, n, level, LEVELS)
+        gain = tl.where(best & free, before - unit, 0) * size
+        before = tl.where(best, unit, before)
+        place = tl.ceil((tl.log2(tl.maximum(low, 0.0)) - first_octave) * per_price_octave)
+        place = tl.minimum(tl.maximum(place, 0.0), (bins - 1).to(tl.float32)).to(tl.int64)
+        at_once += tl.where(place == 0, gain, 0)
+        counted = (gain != 0) & (place != 0)
+        tl.atomic_add(saved + batch * bins + place, gain, mask=counted, sem="relaxed")
     # What costs nothing to leave out is often much, and would wait at one place.
-    at_once = tl.sum(tl.sum(tl.where(place == 0, gain, 0), 1), 0)
-    tl.atomic_add(saved + batch * bins, at_once, mask=at_once != 0, sem="relaxed")
-    counted = (gain != 0) & (place != 0)
-    tl.atomic_add(saved + batch * bins + place, gain, mask=counted, sem="relaxed")
+    whole = tl.sum(at_once, 0)
+    tl.atomic_add(saved + batch * bins, whole, mask=whole != 0, sem="relaxed")
 
 
 def saved_by_price(
@@ -141,7 +164,7 @@ def _saved_launch(
     per_octave: int, first_octave: int, per_price_octave: int,
 ) -> Launch:  # fmt: skip
     batch, heads, m, n, count = shape
-    if count != len(levels) or count >= _MOST.value:
+    if count != len(levels) or count >= _MOST:
         raise ValueError(f"{count} levels of {levels}")
     columns = min(_COLUMNS, max(16, power_of_two(n)))
     constants = {
@@ -174,19 +197,25 @@ def _cheapest_kernel(
     batch = slot // heads
     column = tl.arange(0, N_PAD)
     line = slot.to(tl.int64) * m + row
-    error = _errors_of(
-        codes, tops, spread, mixed, line, slot, row, column, n, per_octave,
-        POOLED, LEVELS, HAS_MIXED,
-    )  # fmt: skip
-    level = tl.arange(0, _MOST)
-    cost = _work_at(work, batch, work_b, column, n, LEVELS)
-    best = tl.argmin(error + tl.load(prices + batch) * cost, 1)
+    price = tl.load(prices + batch)
     free = tl.load(fixed + row * n + column, mask=column < n, other=1) == 0
-    best = tl.where(free, best, 0).to(tl.int64)
-    chosen = ((tl.full([N_PAD], RATIOS, tl.int64) >> (8 * best)) & 0xFF).to(tl.int32)
+    chosen = tl.full([N_PAD], RATIOS & 0xFF, tl.int32)
+    least = price * _work_of(work, batch, work_b, column, n, 0, LEVELS)
+    for level in tl.static_range(1, LEVELS + 1):
+        error = _error_of(
+            codes, tops, spread, mixed, line, slot, row, column, n, per_octave, level, POOLED,
+            LEVELS, HAS_MIXED,
+        )  # fmt: skip
+        total = error + price * _work_of(work, batch, work_b, column, n, level, LEVELS)
+        better = free & (total < least)
+        chosen = tl.where(better, (RATIOS >> (8 * level)) & 0xFF, chosen)
+        least = tl.where(better, total, least)
     chosen = tl.where(column < n, chosen, 0)
     if not HAS_OWN:  # a row must read something: what it would err most without
-        last = tl.sum(tl.where((level == LEVELS)[None, :], error, 0.0), 1)
+        last = _error_of(
+            codes, tops, spread, mixed, line, slot, row, column, n, per_octave, LEVELS, POOLED,
+            LEVELS, HAS_MIXED,
+        )  # fmt: skip
         worst = tl.argmax(tl.where(column < n, last, -1.0), 0)
         chosen = tl.where((tl.max(chosen, 0) == 0) & (column == worst), 1, chosen)
     lines = tl.num_programs(1).to(tl.int64) * m
@@ -226,7 +255,7 @@ def _cheapest_launch(
     has_own: bool,
 ) -> tuple[StackedListsSpec, Launch]:  # fmt: skip
     batch, heads, m, n, count = shape
-    if count != len(levels) or count >= _MOST.value or n > 4096:
+    if count != len(levels) or count >= _MOST or n > 4096:
         raise ValueError(f"{count} levels of {levels}, {n} blocks")
     listed = (1, *(level for level in levels if level != 0))
     n_pad = power_of_two(n)
