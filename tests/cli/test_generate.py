@@ -76,20 +76,25 @@ def test_dense_beside_sparse(jali: Jali, small: Small, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cold", "said"),
+    ("cold", "call", "said"),
     [
-        ((True,), "1 clip, first clip, with loading and compilation: 10.0 s"),
-        ((True, False, False), "3 clips, 11.5 s each; first clip, with loading and compilation: "
-                               "10.0 s"),
-        ((False, False), "2 clips, 10.5 s each"),
+        ((True,), None, "1 clip, first clip, with loading and compilation: 10.0 s"),
+        ((True, False, False), 7.25, "3 clips, 11.5 s each; first clip, with loading and "
+                                     "compilation: 10.0 s (7.2 s its first transformer call)"),
+        ((False, False), None, "2 clips, 10.5 s each"),
     ],
 )  # fmt: skip
-def test_seconds_of_a_first_clip_are_named(cold: tuple[bool, ...], said: str) -> None:
+def test_seconds_of_a_first_clip_are_named(
+    cold: tuple[bool, ...], call: float | None, said: str
+) -> None:
     from types import SimpleNamespace
 
     from jali.cli.generate import _times
 
-    clips: Any = [SimpleNamespace(cold=own, seconds=10.0 + i) for i, own in enumerate(cold)]
+    clips: Any = [
+        SimpleNamespace(cold=own, seconds=10.0 + i, seconds_first_call=call if own else None)
+        for i, own in enumerate(cold)
+    ]
     assert _times(clips) == said
 
 

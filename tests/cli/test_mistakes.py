@@ -176,6 +176,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("generate --device cuda", ["--device is cuda", "no GPU"]),
     ("generate --device cuda:1", ["--device is cuda:1", "no GPU"]),
     ("generate --cpu-offload --device cpu", ["--cpu-offload", "leave it out"]),
+    ("generate --compile --tensor-parallel 2", ["--compile is not for --tensor-parallel:"]),
+    ("generate --compile maybe", ["maybe"]),
     ("generate --method cached", ["--method cached", "--masks"]),
     ("generate --masks FILE --preset baseline", ["--preset and --masks"]),
     ("generate --masks FILE --method psa", ["--method and --masks", "psa"]),

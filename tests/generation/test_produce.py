@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -434,6 +435,36 @@ def test_a_first_clip_is_marked_and_so_is_the_first_after_a_break(
     warm = produce(pipe, prompts[:1], settings(steps=1), tmp_path / "w", warm=True)
     assert not warm.clips[0].cold
     assert "cold" not in (tmp_path / "w" / "manifest.json").read_text()
+
+
+def test_compiled_blocks(
+    checkpoint: Path, settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the settings say; the first clip names what its first call took, no other compiles."""
+    from torch._dynamo.utils import counters
+
+    from jali.integration.models import pipeline
+
+    torch.compiler.reset()
+    counters.clear()
+    traced = functools.partial(pipeline.compile_blocks, backend="eager")
+    monkeypatch.setattr(pipeline, "compile_blocks", traced)
+    made: list[int] = []
+
+    def note(tick: Tick) -> None:
+        if tick.step == 0:
+            made.append(counters["stats"]["unique_graphs"])
+
+    asked = settings(path=str(checkpoint), compile=True, steps=2)
+    run = produce(asked.model, ["a cat", "two dogs in the snow"], asked, tmp_path, note)
+    assert made == [0, 1], "the second clip begins with one graph"
+    assert counters["stats"]["unique_graphs"] == 1
+    cold, warm = run.clips
+    assert cold.seconds > (cold.seconds_first_call or 0) > 0
+    assert warm.seconds_first_call is None
+    assert read_run(tmp_path) == run
+    assert run.settings.compile is True
+    torch.compiler.reset()
 
 
 def test_runs_that_are_compared_are_warmed_up_first(

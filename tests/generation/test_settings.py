@@ -114,6 +114,17 @@ def test_settings_of_a_version_that_knew_fewer_options_are_the_same() -> None:
     assert set(now.differences(Settings.from_dict(before))) == {"attention"}
 
 
+def test_what_is_not_compiled_is_what_it_was_before() -> None:
+    """Neither the word nor its absence makes another run of one that was made without."""
+    plain = Settings("nano", method="psa", device="cpu").resolve()
+    known = {name: value for name, value in plain.to_dict().items() if name != "compile"}
+    assert Settings.from_dict(known).digest == plain.digest
+    assert replace(plain, compile=False).resolve().digest == plain.digest
+    compiled = replace(plain, compile=True).resolve()
+    assert compiled.digest != plain.digest
+    assert plain.differences(compiled) == {"compile": (None, True)}
+
+
 def test_a_written_method_is_not_half_changed() -> None:
     found = Settings("wan-t2v-1.3b", method="entropy", device="cpu").resolve()
     with pytest.raises(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 
 import jali
+from jali.integration.models.compilation import compile_blocks
 from jali.integration.transformer import AttentionCall
-from jali.methods import FastestDense
+from jali.methods import Entropy, FastestDense, Psa
+from jali.planning.budget import Budget
 
 SPARSE: dict[str, Any] = {"warmup_frac": 1, "q_block": 64, "k_block": 64, "steps": 3}
 
@@ -219,6 +222,61 @@ def test_a_model_compiled_before_us() -> None:
     assert run.stats().sparse_cost < 0.6
     again = tiny.generate(pipe, tiny.WAN_CALL)
     assert (again - expected).norm() <= 1e-4 * expected.norm()
+
+
+def graphs() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+def test_a_second_clip_compiles_nothing() -> None:
+    """Nor does another method, another run, nor the pipeline after it."""
+    pipe = tiny.wan(2)
+    compile_blocks(pipe, backend="eager")
+
+    def clips(prompt: str) -> list[int]:
+        begun, made = graphs(), []
+        call = tiny.WAN_CALL | {"prompt": prompt, "height": 64, "width": 64, "num_frames": 9}
+        tiny.generate(pipe, call)
+        made.append(graphs() - begun)
+        for method in (Entropy(Budget(0.3), q_block=16, k_block=16), Psa(), FastestDense()):
+            with jali.sparse_processor_mode(pipe, method=method) as run:
+                for _ in range(2):
+                    begun = graphs()
+                    tiny.generate(pipe, call)
+                    made.append(graphs() - begun)
+            assert (run.stats().sums.sparse_calls > 0) == (not isinstance(method, FastestDense))
+        return made
+
+    assert clips("a cat") == [1, 1, 0, 0, 0, 0, 0], "one graph without us and one with us"
+    assert clips("a dog in the snow, from far away") == [0] * 7
+
+
+def test_texts_of_other_lengths_are_compiled_once() -> None:
+    """The second length makes graphs for all others (two, as in the stock model)."""
+    model = tiny.qwen_transformer(2)
+    compile_blocks(SimpleNamespace(transformer=model), backend="eager")
+    made = []
+    with jali.sparse_processor_mode(model, 0.3, **SPARSE):
+        for length in (40, 36, 31, 24, 40):
+            given, begun = qwen_inputs(600.0), graphs()
+            for name in ("encoder_hidden_states", "encoder_hidden_states_mask"):
+                given[name] = given[name][:, :length].contiguous()
+            if tiny.OLD:
+                given["txt_seq_lens"] = [length]
+            with torch.no_grad():
+                model(**given)
+            made.append(graphs() - begun)
+    assert made[0] == 1
+    assert made[2:] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_blocks_to_compile(name: str) -> None:
+    model = MODELS[name][0](2)
+    compile_blocks(SimpleNamespace(transformer=model), backend="eager")
+    compiled = [m for m in model.modules() if m._compiled_call_impl is not None]
+    assert len(compiled) >= 2
+    assert not any(isinstance(m, torch.nn.Linear) for m in compiled)
 
 
 def test_a_wrapped_module() -> None:

@@ -462,6 +462,21 @@ def test_devices_precisions_and_offload(folders: dict[str, Path]) -> None:
             load_pipeline(WAN, path=folders[WAN], device="cuda")
 
 
+def test_what_cannot_be_compiled(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="compile is True or False, got 'yes'"):
+        load(WAN, folders, compile="yes")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match=r"no-such-compiler is not found: install it, .* CXX, or"):
+        load(WAN, folders, compile=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    on_gpu: dict[str, Any] = {"path": folders[WAN], "device": "cuda", "compile": True}
+    with pytest.raises(ValueError, match="compile needs the weights in one place, and cpu_offload"):
+        load_pipeline(WAN, cpu_offload=True, **on_gpu)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match=r"gcc is not found: .* variable CC, or leave compile out"):
+        load_pipeline(WAN, **on_gpu)
+
+
 @pytest.mark.parametrize("offload", [True, "sequential"])
 def test_offload_is_asked_for_on_its_device(
     offload: bool | str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch

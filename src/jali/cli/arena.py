@@ -44,6 +44,7 @@ EXAMPLES = (
 
 @with_settings(
     "model", "recipe", "backend", "negative_prompt", *SIZES, "arguments", "lora", *MACHINE,
+    "compile",
     recipe={"help": "What `jali tune` found, as one more row; all others at its total."},
 )  # fmt: skip
 def arena(

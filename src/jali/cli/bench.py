@@ -137,7 +137,9 @@ def kernel(
 
 
 @app.command("pipeline", cls=OldNames)
-@with_settings("model", "recipe", "warmup_frac", "backend", *SIZES, "arguments", "lora", *MACHINE)
+@with_settings(
+    "model", "recipe", "warmup_frac", "backend", *SIZES, "arguments", "lora", *MACHINE, "compile"
+)
 def pipeline(
     settings: Settings,
     methods: Annotated[
@@ -225,10 +227,12 @@ def pipeline(
 
             plot_pareto(rows, folder / bench_.PLOT, f"{dense.model}, {len(texts)} prompts")
             files.append(bench_.PLOT)
+    result = read_json(folder / bench_.RESULTS)
     if as_json:
-        print_json(read_json(folder / bench_.RESULTS), indent=1)
+        print_json(result, indent=1)
         return
     Console().print(_pipeline_table(rows))
+    say(f"warm-up, with what is compiled: {result['warm_up_seconds']:.1f} s, in no row")
     say(f"{folder}: {', '.join(files)}, and a run folder for every row")
 
 

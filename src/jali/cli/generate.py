@@ -100,7 +100,13 @@ def _times(clips: Sequence[ClipRecord]) -> str:
     said = "1 clip" if len(clips) == 1 else f"{len(clips)} clips"
     if warm:
         said += f", {sum(warm) / len(warm):.1f} s each"
-    cold = ", ".join(f"{clip.seconds:.1f} s" for clip in clips if clip.cold)
+    cold = ", ".join(_first_clip(clip) for clip in clips if clip.cold)
     if cold:
         said += f"{';' if warm else ','} first clip, with loading and compilation: {cold}"
     return said
+
+
+def _first_clip(clip: ClipRecord) -> str:
+    """Its seconds, and where most of what is done once is in them."""
+    said, call = f"{clip.seconds:.1f} s", clip.seconds_first_call
+    return said if call is None else f"{said} ({call:.1f} s its first transformer call)"

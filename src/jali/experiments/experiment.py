@@ -8,7 +8,7 @@ from typing import Any
 
 from jali.experiments.results import check_tag
 from jali.generation.prompts import check_prompt
-from jali.generation.settings import COUNT, SettingDescription, SettingError, Settings
+from jali.generation.settings import COUNT, LATER, SettingDescription, SettingError, Settings
 
 DENSE = "dense"  # a variant of every experiment
 RECIPE = "recipe"  # the variant of one that `jali tune` made
@@ -17,7 +17,7 @@ CACHED = "cached"  # the variant that replays a calibrated book
 SETTINGS = (
     "model", "path", "height", "width", "num_frames", "steps", "guidance", "seed", "method",
     "preset", "recipe", "budget", "warmup_frac", "dense_first_layer", "backend", "masks",
-    "cpu_offload", "context_parallel", "tensor_parallel", "device", "dtype",
+    "cpu_offload", "compile", "context_parallel", "tensor_parallel", "device", "dtype",
 )  # fmt: skip
 COUNTS = ("num_prompts", "calibration_prompts", "bench_steps", "bench_repeats", "threads")
 A_COUNT = SettingDescription(int, "", None, COUNT, least=1)
@@ -175,8 +175,9 @@ class Experiment:
         """Flat: the settings of the run are beside the experiment's own."""
         found = {name: getattr(self.settings, name) for name in SETTINGS}
         found["method"] = found["method"] or "entropy"
-        if found["recipe"] is None:  # as it was written before there were any
-            del found["recipe"]
+        for name in LATER:  # as it was written before there were any
+            if not found[name]:
+                del found[name]
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
         return found | {n: list(v) if isinstance(v, tuple) else v for n, v in own.items()}
 

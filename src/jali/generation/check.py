@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jali.device import check_device, may_have_gpu
 from jali.error import ArgumentError
 from jali.integration.models.checkpoint import HUB_ID, check_offload
+from jali.integration.models.compilation import check_compile
 from jali.integration.models.lora import lora_source
 from jali.integration.models.registry import model_card
 from jali.integration.models.size import check_size, usual_strides
@@ -175,7 +176,10 @@ def _check_place(settings: Settings) -> None:
     if dtype is not None and dtype not in DTYPES:
         raise ArgumentError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype!r}")
     gpu = may_have_gpu() if device is None else device.startswith("cuda")
-    check_offload(settings.cpu_offload, "cuda" if gpu else "cpu")
+    kind = "cuda" if gpu else "cpu"
+    check_offload(settings.cpu_offload, kind)
+    parallel = settings.tensor_parallel
+    check_compile(bool(settings.compile), settings.cpu_offload, kind, parallel)
     if backend not in ON_ANY_DEVICE and not gpu:
         raise ArgumentError(
             "backend", f": {backend!r} cannot run here: needs a CUDA device, and this runs on a CPU"

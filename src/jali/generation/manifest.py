@@ -45,6 +45,7 @@ class ClipRecord:
     summary: str
     image: str | None = None  # of image models alone
     cold: bool = False  # its seconds hold what is loaded, compiled and tuned once
+    seconds_first_call: float | None = None  # of a cold one: its first transformer call's
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -56,6 +57,8 @@ class ClipRecord:
             del said["image"]
         if not self.cold:
             del said["cold"]
+        if self.seconds_first_call is None:
+            del said["seconds_first_call"]
         return said
 
 

@@ -144,7 +144,8 @@ def load(settings: Settings) -> Any:
     from jali.integration.models.pipeline import load_pipeline
 
     names = ("path", "device", "dtype", "cpu_offload", "lora", "height", "width")
-    pipe = load_pipeline(settings.model, **settings.pick(*names))
+    own = settings.pick(*names)
+    pipe = load_pipeline(settings.model, compile=bool(settings.compile), **own)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -286,7 +287,10 @@ class _Production:
             first = len(run.clips)
             for number in range(first, len(self.prompts)):
                 clip = self._make_clip(handle, number, run.folder)
-                clip = replace(clip, cold=number == first and not self.warm)
+                if number == first and not self.warm:
+                    begun = handle.stats().seconds_first_call
+                    begun = None if begun is None else round(begun, 4)
+                    clip = replace(clip, cold=True, seconds_first_call=begun)
                 run = run.with_clip(clip, complete=number + 1 == len(self.prompts))
                 if self.rank.writes:
                     run.write()

@@ -25,7 +25,7 @@ log = logging.getLogger("jali")
 ATTENTION, SIZE, PLACE = "Attention", "What is made", "Where and how it runs"
 COUNT, MOST = "a count of at least 1", 1_000_000
 LARGEST_SEED = 2**63 - 1  # torch takes 64 bits, and clip i has seed + i
-LATER = ("recipe",)  # settings that manifests of the same version may lack
+LATER = ("recipe", "compile")  # settings that manifests of the same version may lack
 RULES = {str: "text", Path: "text", bool: "true or false", Mapping: "names with their values"}
 
 
@@ -165,6 +165,9 @@ class Settings:
     cpu_offload: bool | str = setting(
         bool, False, PLACE, "Parts wait in host memory.",
         others=("model", "sequential"), flag="--cpu-offload")
+    compile: bool | None = setting(
+        bool, None, PLACE, "Compile the transformer's blocks; the first clip takes longer.",
+        flag="--compile")
     context_parallel: int = count(1, PLACE, "Ranks that share a sequence (torchrun).")
     tensor_parallel: int = count(1, PLACE, "Ranks that share the weights (torchrun).")
     attention: Mapping[str, Any] | None = setting(Mapping, None, None, "")
@@ -252,6 +255,7 @@ class Settings:
         own: dict[str, Any] = {n: v for n, v in usual.items() if getattr(self, n) is None}
         own |= {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
         own |= {"recipe": None} if recipe is None else {}
+        own |= {"compile": self.compile or None}
         found = replace(self, model=card.name, **_describe(self, method), **own)
         if self.attention is None:  # what was resolved before was told before
             self._tell_before(method, int(found.steps or 0))

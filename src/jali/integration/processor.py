@@ -108,9 +108,14 @@ def _class(base: type, attention_call: str) -> type:
     # The signature must stay: models drop arguments that it does not name.
     body["__call__"] = functools.wraps(base.__call__)(call)
     if hasattr(base, "_attention_backend"):
-        member = add_backend_name(RUN_BACKEND, attend_for_caller, context_parallel=True)
+        member = add_run_backend()
         body["_attention_backend"] = property(lambda self: member, _set_dense)  # noqa: ARG005
     return type(f"Sparse{base.__name__}", (SparseProcessor, base), body)
+
+
+def add_run_backend() -> Any:
+    """The name by which the dispatcher finds our processors' calls, made the first time."""
+    return add_backend_name(RUN_BACKEND, attend_for_caller, context_parallel=True)
 
 
 def _made_elsewhere(self: Any) -> None:
@@ -127,7 +132,9 @@ def _through_dispatcher(base: Any) -> Any:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         CALLER.run, CALLER.index = self.jali_run, self.jali_index
-        CALLER.deals = self.jali_deals
+        # Asked where it counts only: a graph would be compiled for either answer.
+        if getattr(self, "_parallel_config", None) is not None:
+            CALLER.deals = self.jali_deals
         return stock_call(self, *args, **kwargs)
 
     return call

@@ -425,6 +425,7 @@ class Run:
             notes=(*sorted(self.clock.said), *self.left_out, *self.notes, *self._kept_tables()),
             total=self.method.total,
             seconds=self._times.total(),
+            seconds_first_call=self._times.first(),
             older=self.records.older,
             skipped=self._skipped,
         )

@@ -105,7 +105,8 @@ class Stats:
     `predicted` is what the cost model forecasts for all transformer calls of the generation
     together. `measured` is the time of a dense transformer call over that of a sparse one, both
     warm and of this generation. Neither is that of a whole clip. `seconds` are those of all
-    transformer calls, with whatever the first ones loaded and compiled.
+    transformer calls, with whatever the first ones loaded and compiled; `seconds_first_call` those
+    of the very first.
     """
 
     method: str
@@ -115,6 +116,7 @@ class Stats:
     measured: float | None = None
     notes: tuple[str, ...] = ()
     seconds: float | None = None
+    seconds_first_call: float | None = None
     why_not_measured: str = ""
     older: CallSums = CallSums()  # calls that have no row any more
     total: float | None = None  # the asked share of all work, where it was asked that way

@@ -56,11 +56,13 @@ class Stopwatch:
 
     kinds: dict[Kind, CallTimes] = field(default_factory=dict)  # the latest last
     why_not: str | None = None  # no two calls can be compared
+    _first: tuple[Any, Any] | None = None
     _older: float = 0.0
 
     def add(self, transformer: str, ran: tuple[RanAttention, ...], start: Any, end: Any) -> None:
         """One call, and the self-attentions that ran in it."""
         kind, call = (transformer, ran), (start, end)
+        self._first = self._first or call
         times = self.kinds.pop(kind, None)
         if times is None:
             times = CallTimes(call)
@@ -79,6 +81,12 @@ class Stopwatch:
         kept = (call for times in self.kinds.values() for call in (times.first, *times.warm))
         total = self._older + sum(_seconds(*call) for call in kept)
         return total if self.kinds and not math.isnan(total) else None
+
+    def first(self) -> float | None:
+        """Seconds of the first call of all, which loads and compiles; None where they are not
+        known. Waits for the device."""
+        seconds = math.nan if self._first is None else _seconds(*self._first)
+        return None if math.isnan(seconds) else seconds
 
     def speedup(self) -> float | str:
         """Time of a dense call over that of a sparse one, or why there is none to state. Waits for

@@ -46,7 +46,7 @@ def _count(help: str, panel: str) -> Any:
 
 
 @with_settings(
-    *SPARSE, "masks", *SIZES, *MACHINE, *PARALLEL,
+    *SPARSE, "masks", *SIZES, *MACHINE, "compile", *PARALLEL,
     method={"help": "One of {sparse_methods}."},
     masks={"help": "A book to replay instead of calibrating."},
     check=False,

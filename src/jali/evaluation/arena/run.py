@@ -267,8 +267,10 @@ class Game:
         return [row for row in self.plan.rows if first not in self.results.of(row)]
 
     def _warm_up(self, rows: Sequence[Row]) -> None:
-        """What is loaded and compiled once is in no row's seconds; on a CPU nothing is compiled."""
+        """What is loaded and compiled once is in no row's seconds; on a CPU that is compiled blocks
+        at most, which dense and sparse runs share."""
         self.tell("warming up", 0, self.all)
+        begun = time.monotonic()
         prompts = self.studio.some(self.results.group(0))
         warm_up(self.pipe, [self.plan.dense], *prompts)
         on_gpu = self.studio.device.type != "cpu"
@@ -277,6 +279,8 @@ class Game:
             with contextlib.suppress(Exception):
                 own = self.plan.settings(row, row.total, self.pipe)
                 warm_up(self.pipe, [own], *prompts, decode=False)
+        took = time.monotonic() - begun
+        self.tell(f"warmed up in {took:.0f} s, which are in no row", 0, self.all)
 
     def _group(self, first: int, rows: Sequence[Row], scorer: Scorer) -> bool:
         """All rows of a group, between two dense runs; False where the time is over."""

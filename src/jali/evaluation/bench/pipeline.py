@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -81,8 +82,10 @@ def run(
 ) -> list[PipelineRow]:
     """All runs on all prompts; after each prompt the results so far are in the folder."""
     check_empty(folder)
+    begun = time.perf_counter()
     # Presets of one method may need other kernels; the budgets of one book do not.
     warm_up(pipe, {own.masks or label: own for label, own in runs.items()}.values(), prompts[0])
+    warming = round(time.perf_counter() - begun, 2)
     rows: list[PipelineRow] = []
     for count in range(1, len(prompts) + 1):
         made: dict[str, RunFolder] = {}
@@ -92,7 +95,7 @@ def run(
         # Quality takes a look at every clip, so it is measured once, in the end.
         judged = count == len(prompts)
         rows = _mark_best([_row(label, run, made[DENSE], judged) for label, run in made.items()])
-        write_json(folder / RESULTS, result(rows, made, prompts), sort_keys=False)
+        write_json(folder / RESULTS, result(rows, made, prompts, warming), sort_keys=False)
     return rows
 
 
@@ -165,7 +168,7 @@ def _mark_best(rows: Sequence[PipelineRow]) -> list[PipelineRow]:
 
 
 def result(
-    rows: Sequence[PipelineRow], made: dict[str, RunFolder], prompts: Sequence[str]
+    rows: Sequence[PipelineRow], made: dict[str, RunFolder], prompts: Sequence[str], warming: float
 ) -> dict[str, Any]:
     """What results.json holds."""
     dense = made[DENSE]
@@ -177,5 +180,6 @@ def result(
         "settings": dense.settings.to_dict(),
         "prompts": list(prompts[: len(dense.clips)]),
         "complete": len(dense.clips) == len(prompts),
+        "warm_up_seconds": warming,  # with compilation; in no row
         "rows": [asdict(row) for row in rows],
     }

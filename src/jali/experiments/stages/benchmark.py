@@ -111,6 +111,7 @@ def _measure(
         "seconds": round(statistics.median(whole[counted]), 4),
         "seconds_transformer": round(statistics.median(times), 4) if times else None,
         "predicted_speedup": None if stats.predicted is None else round(stats.predicted, 4),
+        "first_seconds": round(whole[0], 4),  # with what is loaded and compiled; not counted
         "all_seconds": [round(value, 4) for value in whole[counted]],
         "summary": stats.line(),
     }

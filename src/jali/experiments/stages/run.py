@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 BOOK = "masks.safetensors"
 PIXELS = (
     "model", "path", "height", "width", "num_frames", "steps", "guidance", "seed", "backend",
-    "cpu_offload", "context_parallel", "tensor_parallel", "device", "dtype", "threads",
+    "cpu_offload", "compile", "context_parallel", "tensor_parallel", "device", "dtype",
+    "threads",
 )  # fmt: skip
 ATTENTION = ("method", "preset", "budget", "warmup_frac", "dense_first_layer")
 
@@ -74,7 +75,7 @@ def _shipped(experiment: Experiment) -> tuple[str, ...]:
 def pixel_inputs(experiment: Experiment) -> dict[str, Any]:
     """What decides every pixel but the method, as plain values."""
     flat = experiment.to_dict()
-    return {name: flat[name] for name in PIXELS}
+    return {name: flat[name] for name in PIXELS if name in flat}
 
 
 def variant_inputs(experiment: Experiment, folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from jali.integration.models.checkpoint import (
     explain_hub_errors,
     find_checkpoint,
 )
+from jali.integration.models.compilation import check_compile, compile_blocks
 from jali.integration.models.lora import Lora, load_lora, lora_sources
 from jali.integration.models.registry import ModelCard, model_card
 from jali.integration.models.size import check_size, strides_of
@@ -37,6 +38,7 @@ def load_pipeline(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     cpu_offload: bool | str = False,
+    compile: bool = False,
     lora: Lora | Sequence[Lora | None] | None = None,
     height: int | None = None,
     width: int | None = None,
@@ -61,6 +63,8 @@ def load_pipeline(
             CPU without one. The VAE of Wan is always fp32.
         cpu_offload: True or "model" (whole parts wait in host memory) or "sequential" (layers do:
             slow, least memory).
+        compile: the blocks of the transformers. The first call takes much longer, all that follow
+            less.
         lora: a file, a folder, a hub id, or REPO:FOLDER/FILE; of two experts both get it, or each
             its own of a pair (high noise, low noise).
         height, width: the size that the flow shift is for; the model's own without them.
@@ -75,6 +79,7 @@ def load_pipeline(
     card = model_card(name)
     device = choose_device(device)
     check_offload(cpu_offload, device.type)
+    check_compile(compile, cpu_offload, device.type)
     weights = choose_dtype(dtype, device)
     adapters = None if lora is None else lora_sources(lora, card.experts)
     source = find_checkpoint(card, path)
@@ -99,6 +104,8 @@ def load_pipeline(
         pipe.enable_model_cpu_offload(device=device)
     else:
         pipe.to(device)
+    if compile:
+        compile_blocks(pipe)
     return pipe
 
 
