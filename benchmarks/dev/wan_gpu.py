@@ -87,7 +87,7 @@ class Bench:
         write_json(
             self.path,
             {
-                "what": "benchmarks/dev/wan_gpu.py " + " ".join(sys.argv[1:]),
+                "what": f"benchmarks/dev/{Path(sys.argv[0]).name} " + " ".join(sys.argv[1:]),
                 "machine": here,
                 "dtype": str(self.dtype).removeprefix("torch."),
                 "weights": "random",
