@@ -24,6 +24,7 @@ from .attention import block_sparse_attention
 from .descriptor import DescriptorTemplate, MatrixView, matrix_view, use_descriptors
 from .launch import Launch, TensorSpec, spec_of
 from .pooling import PoolLaunch, pool_launch
+from .score_means import block_means
 from .score_tiles import (
     LOG2E,
     Tile,
@@ -79,8 +80,14 @@ def _changed(acc, mass, weight, value, out, PRECISION: tl.constexpr):
     weight = weight.to(value.dtype)
     acc = tl.dot(weight, value, acc=acc, input_precision=PRECISION)
     mass += tl.sum(weight.to(tl.float32), 1)
+    return acc, mass, _size(acc, mass, out)
+
+
+@triton.jit
+def _size(acc, mass, out):
+    """The squared size of a change, where the other weights take over what was lost."""
     change = acc - mass[:, None] * out.to(tl.float32)
-    return acc, mass, tl.sum(change * change, 1)
+    return tl.sum(change * change, 1)
 
 
 @triton.jit
@@ -128,8 +135,8 @@ def _level(
 def _block_errors(
     into, sample, lse, out, counted, number, there, k_head, v_head, k_s, v_s,
     k_matrix, v_matrix, k_row, v_row, k_column, v_column,
-    values, values2, values4, values8, value_row, start2, start4, start8, j, here, scale,
-    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr,
+    values, values2, values4, values8, value_row, mean_value, start2, start4, start8, j, here,
+    scale, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, PER_BLOCK: tl.constexpr,
     K_BLOCK: tl.constexpr, KEYS: tl.constexpr, HAS2: tl.constexpr, HAS4: tl.constexpr,
     HAS8: tl.constexpr, HAS_MEAN: tl.constexpr, HAS_SKIP: tl.constexpr, READ2: tl.constexpr,
     READ4: tl.constexpr, READ8: tl.constexpr,
@@ -187,8 +194,11 @@ def _block_errors(
         all_keys = tl.where(here > 0, keys * tl.exp2(mean - lse), 0.0)
         dealt = all_keys[:, None] * share[None, :]
         acc, mass, error_mean = _changed(acc, mass, weight - dealt, value, out, PRECISION)
-        weight = dealt
-    if HAS_SKIP:
+        if HAS_SKIP:  # what is left is one weight for all keys: their mean value, no product
+            acc += all_keys[:, None] * tl.load(mean_value + d, mask=d < D, other=0.0)[None, :]
+            mass += all_keys
+            error_skip = _size(acc, mass, out)
+    elif HAS_SKIP:
         acc, mass, error_skip = _changed(acc, mass, weight, value, out, PRECISION)
 
     # Every second one is of 2, 4, 8 and all keys, the one behind the first of skipping.
@@ -217,6 +227,7 @@ def _error_kernel(
     k, v,
     pooled,  # [2 * B * Hkv * pool_rows, D], keys before values
     k_matrix, v_matrix, values2, values4, values8,  # descriptors, or unused
+    means,  # fp32 [B * Hkv, n, D], of the values of every block; or unused
     key_length,
     errors,  # fp32 [B * H, m, n, levels]
     heads, kv_group, m, n, keys, per_split, values_at, pool_rows, start2, start4, start8,
@@ -253,6 +264,7 @@ def _error_kernel(
     levels: tl.constexpr = HAS2 + HAS4 + HAS8 + HAS_MEAN + HAS_SKIP
     into = errors + (slot.to(tl.int64) * m + block) * n * levels
     value_row = values_at + kv_head * pool_rows
+    mean_values = means + kv_head.to(tl.int64) * n * D
 
     whole = tl.program_id(1) * per_split
     end = tl.minimum(whole + per_split, n)
@@ -265,17 +277,18 @@ def _error_kernel(
                 into, sample, lse, out, counted, number, block < m, k_head, v_head, k_s, v_s,
                 k_matrix, v_matrix, batch * k_row_b + head * k_row_h,
                 batch * v_row_b + head * v_row_h, head * k_col_h, head * v_col_h,
-                pooled, values2, values4, values8, value_row, start2, start4, start8, j, K_BLOCK,
-                scale, D, D_PAD, ROWS, PER_BLOCK, K_BLOCK, KEYS, HAS2, HAS4, HAS8, HAS_MEAN,
-                HAS_SKIP, READ2, READ4, READ8, True, PRECISION,
+                pooled, values2, values4, values8, value_row, mean_values + j * D, start2, start4,
+                start8, j, K_BLOCK, scale, D, D_PAD, ROWS, PER_BLOCK, K_BLOCK, KEYS, HAS2, HAS4,
+                HAS8, HAS_MEAN, HAS_SKIP, READ2, READ4, READ8, True, PRECISION,
             )  # fmt: skip
     for j in range(whole, end):
         here = tl.minimum(tl.maximum(limit - j * K_BLOCK, 0), K_BLOCK)
         _block_errors(
             into, sample, lse, out, counted, number, block < m, k_head, v_head, k_s, v_s,
             k_matrix, v_matrix, 0, 0, 0, 0, pooled, values2, values4, values8, value_row,
-            start2, start4, start8, j, here, scale, D, D_PAD, ROWS, PER_BLOCK, K_BLOCK, KEYS,
-            HAS2, HAS4, HAS8, HAS_MEAN, HAS_SKIP, READ2, READ4, READ8, False, PRECISION,
+            mean_values + j * D, start2, start4, start8, j, here, scale, D, D_PAD, ROWS, PER_BLOCK,
+            K_BLOCK, KEYS, HAS2, HAS4, HAS8, HAS_MEAN, HAS_SKIP, READ2, READ4, READ8, False,
+            PRECISION,
         )  # fmt: skip
 
 
@@ -317,7 +330,8 @@ def sampled_errors(
     )
     shape = batch, heads, positions.shape[0], cdiv(k.shape[2], k_block), len(levels)
     errors = torch.empty(shape, dtype=torch.float32, device=q.device)
-    call.launch(rows, out.contiguous(), lse, k, v, pooled, *matrices, key_length, errors)
+    means = block_means(v, k_block, key_length) if {MEAN, 0} <= set(levels) else v
+    call.launch(rows, out.contiguous(), lse, k, v, pooled, *matrices, means, key_length, errors)
     return errors
 
 
