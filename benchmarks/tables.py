@@ -303,61 +303,6 @@ def _is_size(row: dict[str, Any]) -> bool:
     return bool(re.fullmatch(r"wan-\d+p", row["model"]))
 
 
-def first_table() -> str | None:
-    """What a newcomer wants to know: how much faster a whole model is."""
-    result = _newest("wan-*.json")
-    if result is None:
-        return None
-    lines = [
-        f"{result['machine']['gpu']}, {result['dtype']}, {result['machine']['date']}: "
-        f"`WanTransformer3DModel` at the size of Wan 2.1 1.3B with random weights and compiled "
-        f"blocks, planning included, layer 0 dense. *Dense* is the same model with "
-        f"FlashAttention-4, *stock* with diffusers' default attention. The error is what leaving "
-        f"keys out does to the output of one layer's attention, ‖sparse − dense‖ / ‖dense‖ with "
-        f"dense in fp32; random weights look at everything a little, so it says little of a "
-        f"trained model's pictures.",
-        "",
-        "| 81 frames at | method | cost where sparse | over dense | over stock "
-        "| error against dense |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        if row["part"] == "forward" and row["model"] in ("wan-480p", "wan-720p"):
-            size = row["model"].removeprefix("wan-")
-            lines.append(
-                f"| {size} ({row['tokens']:,} tokens) | {row['method']} | {row['cost']:.2f} "
-                f"| **{row['speedup']:.2f}×** | {row['stock_ms'] / row['ms']:.2f}× "
-                f"| {_or_dash(row.get('error'), '.1%')} |"
-            )
-        elif row["part"] == "schedule":
-            lines.append(
-                f"| 720p, {row['steps']} steps, the first {row['dense_steps']} dense "
-                f"| {row['method']} | {row['cost']:.2f} | **{row['speedup']:.2f}×** | – "
-                f"| {_or_dash(row.get('error'), '.1%')} |"
-            )
-    return "\n".join(lines)
-
-
-def gain_sentence() -> str | None:
-    """What is gained, in two lines."""
-    result = _newest("wan-*.json")
-    if result is None:
-        return None
-    forward = (r for r in result["rows"] if (r["part"], r["model"]) == ("forward", "wan-720p"))
-    at = {row["method"]: row for row in forward}
-    rows = [at["entropy 0.5"], at["entropy 0.3"]]
-    over_dense = " to ".join(f"{row['speedup']:.1f}×" for row in rows)
-    over_stock = " to ".join(f"{row['stock_ms'] / row['ms']:.1f}×" for row in rows)
-    whole = next(row for row in result["rows"] if row["part"] == "schedule")
-    return (
-        f"A denoising step gets **{over_dense} faster** than with FlashAttention-4, {over_stock} "
-        f"faster than in diffusers as it comes: Wan 2.1 1.3B at 720p on an "
-        f"{result['machine']['gpu']}, reading a half or three tenths of its attention. With a "
-        f"fifth of the steps dense, as by default, all steps together get {whole['speedup']:.1f}× "
-        f"faster at a half (measured with random weights, {result['machine']['date']})."
-    )
-
-
 # Model, size, and the row of models-*.json that was measured at it; sizes are a model's usual ones.
 EXPECTED = (
     ("wan-t2v-14b", 480, 832, 81, "wan-i2v-14b"),
@@ -669,15 +614,16 @@ def stacking_table(name: str, pattern: str) -> str | None:
     return made
 
 
-def of_time(name: str) -> str | None:
-    """A table of what takes how long."""
+def of_time(name: str, *others: str) -> str | None:
+    """A table of what takes how long, from its own result and perhaps others."""
     import run_tables
 
-    files = {"runs": "runs-h200", "levels": "methods-h200", "clips": "quality-fa4"}
-    path = RESULTS / f"{files[name]}.json"
-    if not path.exists():
+    files = {"levels": "methods-h200", "clips": "quality-fa4"}
+    paths = [RESULTS / f"{of}.json" for of in (files.get(name, "runs-h200"), *others)]
+    if not all(path.exists() for path in paths):
         return None
-    found: str = getattr(run_tables, name)(json.loads(path.read_text("utf-8")))
+    results = (json.loads(path.read_text("utf-8")) for path in paths)
+    found: str | None = getattr(run_tables, name)(*results)
     return found
 
 
@@ -698,8 +644,8 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "kernel-rows": kernel_rows_table,
     "wan": wan_table,
     "host": host_table,
-    "first": first_table,
-    "gain": gain_sentence,
+    "first": functools.partial(of_time, "first", "quality-totals"),
+    "gain": functools.partial(of_time, "gain"),
     "expect": expect_table,
     "demo": demo_sentence,
     "estimates": estimates_table,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import os
 import statistics
 import sys
@@ -29,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import wan_gpu
 from wan_gpu import DENSE, P480, P720, Bench, Subject, applied, failed, loop, timed, wan, wan_model
 
+from benchmarks.run_tables import along
 from jali import load_pipeline, sparse_processor_mode
 from jali.methods import Entropy, Method, Query, RateDistortion, Schedule
 from jali.planning.budget import Budget
@@ -40,6 +40,7 @@ from jali.planning.tradeoff import with_left
 STEPS = 50
 TOTALS = (0.25, 0.39, 0.5)
 ESA_TOTAL = 0.54
+SOME = ("entropy", "rd, mean or skip", "rd, 4 samples, mean or skip")  # where a call takes seconds
 MANY, FEW = (0.75, 0.5, 0.3, 0.2, 0.1, 0.03), (0.7, 0.4, 0.2, 0.08, 0.03)
 BUDGETS = {"480p": MANY, "720p": FEW, "14b": FEW, "hunyuan": FEW, "cogvideox": MANY}
 CODES = tuple(level for level in LEVELS if level != 1)
@@ -147,24 +148,9 @@ def step_times(
     return {"ms": kept, "table_ms": statistics.median(more), "costs": costs}
 
 
-def along(times: dict[float, float], dense: float, budgets: list[float]) -> list[float]:
-    """Milliseconds of the steps of such budgets, by straight lines between those measured."""
-    points = sorted({**times, 1.0: dense}.items())
-
-    def at(budget: float) -> float:
-        if budget >= 1:
-            return dense
-        for (low, a), (high, b) in itertools.pairwise(points):
-            if budget <= high or high == 1.0:
-                return a + (max(budget, low) - low) / (high - low) * (b - a)
-        raise AssertionError(budget)
-
-    return [at(budget) for budget in budgets]
-
-
 def measure(bench: Bench, subject: Subject, budgets: tuple[float, ...], all_kinds: bool) -> None:
     layers = layers_of(subject)
-    kinds = {n: m for n, m in methods().items() if all_kinds or n not in ("rd", "rd, mean or skip")}
+    kinds = {n: m for n, m in methods().items() if all_kinds or n in SOME}
     for method in (DENSE, *kinds.values()):  # compile and warm up
         with applied(subject, method, steps=STEPS):
             forward(bench, subject, 0)
