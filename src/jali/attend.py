@@ -92,7 +92,8 @@ def attend(
         key_mask: bool [B, Sk], True where a key is real; one of the two.
         causal: hide keys after a query.
         lse: also of a dense call the log-sum-exp; sparse calls always have it.
-        tables: what `rd` and `mass` keep from one step to the next; None plans every call anew.
+        tables: what `rd`, `mass` and `svg2` keep from one step to the next; None plans every call
+            anew.
 
     Returns:
         `Attended`: `.out` like q, `.plan`, `.executed`, `.backend`, `.lse` fp32 [B, H, Sq].
@@ -174,8 +175,8 @@ class PreparedCall(NamedTuple):
     ) -> Attended:  # fmt: skip
         """Rearrange, plan, attend, and put the result into the caller's order. `dealt` is the order
         in which ranks hold the heads of a layer, where that is not their own."""
-        query, values = self.query(q, k, v, site, tables, dealt)
         made = None if tables is None else tables.made
+        query, values = self.query(q, k, v, site, tables, dealt)
         plan, executed = self.plan(query)
         kept = self.method.keeps_tables and tables is not None and tables.made == made
         planning = 0.0 if kept else self.method.planning_share(self.layout)

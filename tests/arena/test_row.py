@@ -75,11 +75,31 @@ def test_rows_hold_both_controls_and_thresholds_once_more_as_published() -> None
     assert all(re.fullmatch(r"[a-z0-9.-]+", row.folder) for row in rows)
 
 
-def test_as_published_means_a_schedule_of_its_own_or_that_of_esa() -> None:
-    sol, mass = (Row(MethodSpec(name), None, None).scheduled(None) for name in ("sol", "mass"))
-    assert (sol.dense_steps, sol.dense_layers, sol.curve) == (0.2, (0,), None)
-    assert (mass.dense_steps, mass.dense_layers, mass.curve) == (3, (), None)
-    assert mass.inner == METHODS["mass"]()
+@pytest.mark.parametrize(
+    ("name", "steps", "layers"),
+    [
+        ("ada_bsa", 0.2, (0,)),  # that of ESA
+        ("draft", 0.3, (0,)),
+        ("mass", 3, ()),
+        ("radial", 0.24, (0,)),
+        ("sol", 0.2, (0, 1)),
+        ("sparge", 0, ()),
+        ("sta", 0.24, ()),
+        ("svg", 0.3, (0,)),
+        ("svg2", 0.3, (0,)),
+    ],
+)
+def test_as_published_means_a_schedule_of_its_own_or_that_of_esa(
+    name: str, steps: float, layers: tuple[int, ...]
+) -> None:
+    (row,) = (row for row in make_rows([MethodSpec(name)], [], []) if row.schedule is None)
+    made = row.scheduled(None)
+    assert (made.dense_steps, made.dense_layers, made.curve) == (steps, layers, None)
+    assert made.inner == METHODS[name]()
+
+
+def test_a_method_with_a_budget_and_no_schedule_of_its_own_has_no_row_as_published() -> None:
+    assert not make_rows([MethodSpec(name) for name in ("entropy", "rd", "local")], [], [])
 
 
 def test_a_row_is_read_back_from_its_words() -> None:

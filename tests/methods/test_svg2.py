@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from jali import Curve, Gilbert, Schedule, Site, Svg2, TokenGrid, attend, make_method
-from jali.planning.cluster import balanced_order, second_moment
+from jali import Curve, Gilbert, Mass, Schedule, Site, Svg2, Tables, TokenGrid, attend, make_method
+from jali.planning import cluster
+from jali.planning.cluster import balanced_order, clusters_share, second_moment
 from jali.planning.plan import BlockPlan
 from oracle import relative, sdpa, tensors
 
@@ -133,7 +135,83 @@ def test_a_total_along_a_run() -> None:
     assert sum(costs) / 6 == pytest.approx(0.4, abs=0.03)
 
 
+class TestARun:
+    grid = TokenGrid.video(4, 8, 10)
+
+    def run(self, method: Svg2, step: int, tables: Tables | None, *, seed: int = 0, **where: Any):
+        q, k, v = tensors(self.grid, H=4, kv=2, seed=seed)
+        site = Site(step, 8, **where)
+        return attend(q, k, v, method=method, grid=self.grid, site=site, tables=tables)
+
+    def test_clusters_serve_a_share_of_the_run_and_scores_every_call(self) -> None:
+        tables, method = Tables(), Svg2(budget=0.3, keep=0.5, **SMALL)
+        first, later = self.run(method, 0, tables), self.run(method, 3, tables, seed=1)
+        fresh = self.run(method, 3, None, seed=1)
+        for head in range(4):
+            assert torch.equal(later.plan.key_tokens(head), first.plan.key_tokens(head))
+            assert torch.equal(later.plan.query_tokens(head), first.plan.query_tokens(head))
+        assert not torch.equal(later.plan.key_tokens(0), fresh.plan.key_tokens(0))
+        assert not torch.equal(later.plan.levels, first.plan.levels)  # by the numbers of its call
+        assert later.plan.cost == pytest.approx(0.3, abs=0.02)
+        assert first.planning == clusters_share(first.plan.layout) > 0 == later.planning
+        assert tables.made == 1
+        again = self.run(method, 4, tables, seed=1)  # the other half
+        assert torch.equal(again.plan.key_tokens(0), fresh.plan.key_tokens(0))
+        assert tables.made == 2
+
+    def test_results_are_those_of_the_kept_order_and_memory_is_used_again(self) -> None:
+        tables, method = Tables(), Svg2(1.0, keep=2, **SMALL)  # everything is read
+        for step, made in ((0, 1), (1, 1), (2, 2), (3, 2), (2, 2)):
+            q, k, v = tensors(self.grid, H=4, kv=2, seed=step)
+            done = self.run(method, step, tables, seed=step)
+            assert relative(done.out, sdpa(q, k, v)) < 1e-5
+            assert tables.made == made
+        assert tables.bytes == tables.largest == 4 * (4 + 2) * 320  # int32, heads of q and of k
+
+    def test_branches_layers_layouts_and_methods_have_their_own(self) -> None:
+        tables, method = Tables(), Svg2(budget=0.3, **SMALL)
+        for where in ({}, {"branch": "uncond"}, {"layer": 1, "layers": 2}, {"transformer": "b"}):
+            self.run(method, 0, tables, **where)
+            self.run(method, 1, tables, **where)
+        assert tables.made == 4
+        self.run(Svg2(budget=0.3, q_block=8, k_block=8), 1, tables)
+        self.run(Mass(0.9, **SMALL), 1, tables)
+        self.run(Mass(0.9, **SMALL), 2, tables)
+        assert tables.made == 6
+
+    def test_other_keys_of_as_many_queries_are_another_layout(self) -> None:
+        tables, method = Tables(), Svg2(1.0, **SMALL)
+        for keys in (320, 200):  # an image's keys may be cached, another's not
+            q, k, v = tensors(self.grid, H=4, kv=2)
+            k, v = k[:, :, :keys], v[:, :, :keys]
+            key_grid = TokenGrid.flat(keys)
+            done = attend(
+                q, k, v, method=method, grid=self.grid, key_grid=key_grid, site=Site(0, 8),
+                tables=tables,
+            )  # fmt: skip
+            assert relative(done.out, sdpa(q, k, v)) < 1e-5
+        assert tables.made == 2
+
+
+@pytest.mark.parametrize("tokens", [48, 160])  # fewer than dims, and more: two ways to one matrix
+def test_directions_are_those_of_a_plain_power_iteration(tokens: int) -> None:
+    make = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 2, tokens, 64, generator=make, dtype=torch.float64)
+    x = x * torch.linspace(3, 1, 64)
+    metric = second_moment(torch.randn(1, 2, 400, 64, generator=make, dtype=torch.float64), 2)
+    centred = x - x.mean(2, keepdim=True)
+    wanted = centred.square().sum(2)[..., None]
+    for _ in range(8):
+        wanted = metric @ (centred.mT @ (centred @ wanted))
+        wanted = wanted / wanted.norm(dim=2, keepdim=True)
+    found = cluster._direction(centred, metric)
+    found = found / found.norm(dim=2, keepdim=True)
+    assert ((found * wanted).sum(2).abs() > 0.99).all()
+
+
 def test_bad_options() -> None:
+    with pytest.raises(ValueError, match=r"keep must be in \[0, 1\], got 1.5"):
+        Svg2(keep=1.5)
     with pytest.raises(ValueError, match=r"top_p_kmeans must be in \[0, 1\], got 1.5"):
         Svg2(1.5)
     with pytest.raises(ValueError, match="svg2 orders tokens by q and k: it has no order Gilbert"):

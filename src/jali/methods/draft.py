@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, kept_dense
 from jali.planning.plan import BlockPlan
 from jali.planning.scoring import mean_scores
 from jali.planning.threshold import plan_of, within_share
@@ -37,6 +37,7 @@ class Draft(Method):
     tail: bool = field(default=False, kw_only=True)
 
     name: ClassVar[str] = "draft"
+    own_schedule = kept_dense(0.3, (0,))  # timesteps above 925 of Wan: 15 of 50 steps
 
     def __post_init__(self) -> None:
         check_share("sparsity_ratio", self.sparsity_ratio)

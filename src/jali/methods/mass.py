@@ -59,17 +59,7 @@ class Mass(Thresholded):
 
     def table(self, query: Query) -> MassTable:
         """What is behind the plan: kept, where it is, else from these numbers."""
-        q, k, layout, site, scale, padding, *_ = query
-        tables = query.tables
-        period = self.period(site)
-        kept = None if tables is None else tables.find(site, period, layout, q, MassTable)
-        if kept is not None:
-            return kept
-        masses = exact_masses(q, k, layout, scale, padding)
-        table = MassTable(ranked_by_mass(masses.log()).to(torch.float16))
-        if tables is not None:
-            tables.keep(site, period, layout, table)
-        return table
+        return query.kept(MassTable, self.period(query.site), lambda: _look(query))
 
     def period(self, site: Site) -> int:
         return period_of(site, self.keep)
@@ -80,3 +70,9 @@ class Mass(Thresholded):
     def planning_share(self, layout: BlockLayout) -> float:  # noqa: ARG002
         """Of all products of queries and keys, once."""
         return 0.5
+
+
+def _look(query: Query) -> MassTable:
+    q, k, layout, _, scale, padding, *_ = query
+    masses = exact_masses(q, k, layout, scale, padding)
+    return MassTable(ranked_by_mass(masses.log()).to(torch.float16))

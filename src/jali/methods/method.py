@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,13 +17,15 @@ from jali.planning.budget import Budget, blocks_for
 from jali.planning.plan import BlockPlan
 from jali.planning.selection import keep_top
 from jali.planning.site import Site
-from jali.planning.tables import Tables
+from jali.planning.tables import Table, Tables
 from jali.tokens.grid import TokenGrid
 from jali.tokens.head_order import HeadOrders
 from jali.tokens.layout import BlockLayout, Blocks, block_layout
 from jali.tokens.order import Order, Raster
 from jali.tokens.padding import KeyPadding
 from jali.value import check_count
+
+T = TypeVar("T", bound=Table)
 
 
 class Query(NamedTuple):
@@ -55,6 +57,17 @@ class Query(NamedTuple):
         """The same of v, which a method that declares `needs_values` has."""
         assert self.v is not None
         return self.v if self.padding is None else self.padding.zeroed(self.v)
+
+    def kept(self, kind: type[T], period: int, make: Callable[[], T]) -> T:
+        """The table that an earlier call of this period left in the run; else a new one, left for
+        the calls to come. Without `tables` every call makes its own."""
+        if self.tables is None:
+            return make()
+        found = self.tables.find(self.site, period, self.layout, self.q, kind)
+        if found is None:
+            found = make()
+            self.tables.keep(self.site, period, self.layout, found)
+        return found
 
 
 def kept_dense(steps: int | float = 0, layers: tuple[int, ...] = ()) -> Mapping[str, Any]:

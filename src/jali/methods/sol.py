@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from jali.methods.method import Query
+from jali.methods.method import Query, kept_dense
 from jali.methods.threshold import Thresholded
 from jali.planning.standard_score import standard_scores
 from jali.tokens.layout import BlockLayout
@@ -41,6 +41,7 @@ class Sol(Thresholded):
     tail: bool = field(default=True, kw_only=True)
 
     name: ClassVar[str] = "sol"
+    own_schedule = kept_dense(0.2, (0, 1))  # 10 of 50 steps and two layers, as in SGLang
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from jali.methods.method import Query
+from jali.methods.method import Query, kept_dense
 from jali.methods.threshold import Thresholded
 from jali.planning.likeness import pair_likeness
 from jali.planning.mass import log_rest, ranked_by_mass
@@ -39,6 +39,7 @@ class Sparge(Thresholded):
     topk: float | None = None
 
     name: ClassVar[str] = "sparge"
+    own_schedule = kept_dense()  # nothing
 
     def __post_init__(self) -> None:
         super().__post_init__()

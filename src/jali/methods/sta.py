@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from jali.methods.method import kept_dense
 from jali.methods.placed import Placed, three_sizes
 from jali.planning.ranking import RankedPairs, rank_pairs
 from jali.tokens.layout import BlockLayout
@@ -36,6 +37,7 @@ class Sta(Placed):
     tile_size: Triple = (6, 8, 8)
 
     name: ClassVar[str] = "sta"
+    own_schedule = kept_dense(0.24)  # 12 of 50 steps
 
     def __post_init__(self) -> None:
         super().__post_init__()

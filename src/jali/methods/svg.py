@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jali.methods.method import Query
+from jali.methods.method import Query, kept_dense
 from jali.methods.placed import Placed
 from jali.planning.band import BandedOrders, banded_orders
 from jali.planning.plan import BlockPlan
@@ -40,6 +40,7 @@ class Svg(Placed):
     first_frame: bool = True
 
     name: ClassVar[str] = "svg"
+    own_schedule = kept_dense(0.3, (0,))  # of their scripts for Wan
     needs_values: ClassVar[bool] = True
     orders_heads: ClassVar[bool] = True
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from jali.methods.method import Query
+from jali.methods.method import Query, kept_dense
 from jali.methods.threshold import Thresholded
-from jali.planning.cluster import PRODUCTS, balanced_order, second_moment
+from jali.planning.cluster import OrderTable, clustered, clusters_share
 from jali.planning.cost import read_sizes
 from jali.planning.mass import log_mass_left, log_rest
 from jali.planning.scoring import mean_scores
 from jali.planning.selection import ranks
+from jali.planning.site import Site
+from jali.planning.tables import period_of
 from jali.tokens.head_order import HeadOrders
 from jali.tokens.layout import BlockLayout
 from jali.tokens.order import Order, PerHead, Raster
-from jali.value import check_share
+from jali.value import check_share, check_steps
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Svg2(Thresholded):
     Args:
         top_p_kmeans: the mass to keep; the block that reaches it is kept too.
         min_kc_ratio: a row reads at least this share of the key blocks.
+        keep: how long clusters serve, as a share of the run (float) or in steps (int).
         budget: a share of dense attention's work, by one mass for all heads, found in every call.
         q_block, k_block: tokens in a block, which is a cluster; tail: as `Sol` has it.
 
@@ -38,14 +40,18 @@ class Svg2(Thresholded):
 
     top_p_kmeans: float = 0.9
     min_kc_ratio: float = 0.1
+    keep: float | int = 0.25
 
     name: ClassVar[str] = "svg2"
+    keeps_tables: ClassVar[bool] = True
     orders_heads: ClassVar[bool] = True
+    own_schedule = kept_dense(0.3, (0,))  # of their scripts for Wan
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("top_p_kmeans", self.top_p_kmeans)
         check_share("min_kc_ratio", self.min_kc_ratio)
+        check_steps("keep", self.keep)
         if self.order != Raster():
             raise ValueError(f"svg2 orders tokens by q and k: it has no order {self.order!r}")
 
@@ -53,15 +59,15 @@ class Svg2(Thresholded):
     def token_order(self) -> Order:
         return PerHead()
 
+    def period(self, site: Site) -> int:
+        return period_of(site, self.keep)
+
     def head_orders(self, query: Query) -> HeadOrders:
-        q, k, layout = query.q, query.real_k, query.layout
-        rows, kv = layout.q_grid.placed, k.shape[1]
-        of_keys = second_moment(k, kv).repeat_interleave(q.shape[1] // kv, dim=1)
-        of_rows = second_moment(q[:, :, :rows], kv)  # text may be padded as queries too
-        return HeadOrders(
-            balanced_order(q, of_keys, rows, layout.blocks.q),
-            balanced_order(k, of_rows, layout.k_grid.placed, layout.blocks.k),
-        )
+        """Kept ones, where there are, else by clusters of these numbers."""
+        return query.kept(
+            OrderTable, self.period(query.site),
+            lambda: OrderTable.of(clustered(query.q, query.real_k, query.layout)),
+        ).orders  # fmt: skip
 
     def score(self, query: Query) -> Tensor:
         """The log of a row's mass that is left when a block's turn comes, heaviest first."""
@@ -75,6 +81,5 @@ class Svg2(Thresholded):
         return (scores >= log_rest(self.top_p_kmeans)) | (ranks(scores) < least)
 
     def planning_share(self, layout: BlockLayout) -> float:
-        """Of products with directions, in every halving, and of second moments (of 128 dims)."""
-        each = PRODUCTS * (math.log2(layout.N) + 1) + 128
-        return min(1.0, (1 / layout.q.tokens + 1 / layout.k.tokens) * each / 2)
+        """Of making clusters; scoring their means is next to nothing."""
+        return clusters_share(layout)

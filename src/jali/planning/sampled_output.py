@@ -30,15 +30,15 @@ def squared_errors(
         if padding is not None:
             logits.masked_fill_(~padding.valid(Sk)[:, None, None], -torch.inf)
         weight = logits.softmax(-1).nan_to_num_(0.0)
-        exact = _product(weight, values)
+        exact = long_product(weight, values)
         for error, mask in zip(errors, seen, strict=True):
             left = (weight.unflatten(2, (share, R)) * mask).flatten(2, 3)
             total = left.sum(-1, keepdim=True).clamp_min(torch.finfo(left.dtype).tiny)
-            error[:, some] = (_product(left, values) / total - exact).square().mean((2, 3))
+            error[:, some] = (long_product(left, values) / total - exact).square().mean((2, 3))
     return errors
 
 
-def _product(weight: Tensor, values: Tensor) -> Tensor:
+def long_product(weight: Tensor, values: Tensor) -> Tensor:
     """weight @ values over many keys, in parts: few rows leave most of a GPU without work."""
     keys = values.shape[-2]
     whole = keys // PART * PART

@@ -13,8 +13,8 @@ LIMIT = 8 * 2**30  # bytes; 40 heads × 40 layers of 75,600 tokens take 5.6 GB w
 
 
 class Table(Protocol):
-    """What may be kept: `codes` [B, H, ...] of every sample and head, and the levels that they are
-    of, where they are of some."""
+    """What may be kept: `codes` [B, H, ...] of every sample and head, with whatever belongs to
+    them, and the levels that they are of, where they are of some."""
 
     @property
     def codes(self) -> Tensor: ...
@@ -90,6 +90,7 @@ class Tables:
         before = self._kept.get(key)
         if before is not None and type(before.table) is type(table):
             fits = before.table.codes.shape == table.codes.shape
+            fits = fits and before.layout is layout  # what belongs to them may be of its keys
             table = before.table.filled_with(table) if fits else table
         self._kept[key] = KeptTable(period, layout, table)
         self.largest = max(self.largest, self.bytes)

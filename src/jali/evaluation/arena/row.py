@@ -160,7 +160,7 @@ def make_rows(
     methods: Sequence[MethodSpec], schedules: Sequence[ScheduleSpec], totals: Sequence[float]
 ) -> list[Row]:
     """Every method and both controls, on every schedule at every total; then, as published, those
-    that have no budget of their own."""
+    that have no budget of their own, or a schedule of their own."""
     named = {method.name for method in methods}  # a control may come with options
     controls = [MethodSpec(name) for name in CONTROLS if name not in named]
     several = list(dict.fromkeys([*methods, *controls]))
@@ -168,8 +168,16 @@ def make_rows(
         Row(method, schedule, total)
         for schedule, total, method in itertools.product(schedules, totals, several)
     ]
-    own = [m for m in several if m.name not in CONTROLS and m.make().mean_budget in (None, 1)]
-    return rows + [Row(method, None, None) for method in own]
+    return rows + [Row(method, None, None) for method in several if _is_published(method)]
+
+
+def _is_published(spec: MethodSpec) -> bool:
+    """Whether there is a way in which its authors run it, whatever that costs."""
+    from jali.methods import Method
+
+    made = spec.make()
+    own = made.own_schedule is not Method.own_schedule
+    return spec.name not in CONTROLS and (own or made.mean_budget in (None, 1))
 
 
 # Words
