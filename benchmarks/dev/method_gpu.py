@@ -146,6 +146,10 @@ def rd_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid, dense: 
         share = samples_share(layout, samples, levels)
         add(size=size, rd="table", samples=samples, ms=taken, share_of_dense_work=share,
             tflops=(share + samples / 128) * work / taken)  # fmt: skip
+        taken = milliseconds(
+            lambda at=at: error_table(q, k, v, layout, scale, at, (MEAN, SKIP))  # type: ignore[misc]
+        )
+        add(size=size, rd="table, mean, skip", samples=samples, ms=taken)
     table = error_table(q, k, v, layout, scale, at, levels)
     looking = milliseconds(lambda: tradeoff.with_left(table, layout))
     add(size=size, rd="work left at every price", ms=looking)
