@@ -17,7 +17,7 @@ MODELS = {
     "cogvideox-5b": "CogVideoX 5B",
 }
 # What runs are called here, and the rows of nano's clips that they belong to.
-TOLD = {"entropy": "entropy", "rd, mean or skip": "rd:levels=('mean','skip')"}
+TOLD = {"entropy": "entropy", "rd": "rd"}
 TOTALS, STEPS = (0.5, 0.4, 0.3), 30
 ESA = "ESA's schedule, 0.54"
 NAMES = {2: "means of 2", 4: "means of 4", 8: "means of 8", 254: "one mean"}
@@ -46,14 +46,17 @@ def first(result: Result, quality: Result) -> str:
         found = [rows.get((model, name)) for model in models]
         cells = ["–" if row is None else f"**{speedup(row, total):.2f}×**" for row in found]
         psnr = _psnr(quality, spec, "exponential", total)
-        lines.append(f"| {total:g}, `{name.split(',')[0]}` | {psnr} | {' | '.join(cells)} |")
+        lines.append(f"| {total:g}, `{name}` | {psnr} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _checked(whole: Result | None) -> str:
     if whole is None:
         return ""
-    return f" (one run of all 50 steps, one after the other: {whole['speedup']:.2f}×)"
+    return (
+        f" (one run of all 50 steps, one after the other, {whole['method']}, at "
+        f"{whole['total']:g}: {whole['speedup']:.2f}×)"
+    )
 
 
 def _psnr(quality: Result, method: str, schedule: str, total: float) -> str:
@@ -130,31 +133,47 @@ def _times(run: Result | None) -> str:
 
 def levels(result: Result) -> str:
     """What rd's parts take in one layer, and what a block takes at each level."""
-    return "\n".join([*_parts(result), "", *_levels(result)])
-
-
-def _parts(result: Result) -> Iterator[str]:
-    dense = next(row["ms"] for row in result["rows"] if "dense" in row)
-    yield (
-        f"{_machine(result)}, one layer of 12 heads of 128 at 480p, where dense attention takes "
-        f"{dense:.2f} ms: "
+    sizes = {row["size"]: row["ms"] for row in result["rows"] if "dense" in row}
+    told = ", ".join(f"{ms:.2f} ms at {size}" for size, ms in sizes.items())
+    rows = [f"| {name} |{cells}" for name, cells in _parts(result, list(sizes))]
+    return "\n".join(
+        [
+            f"{_machine(result)}, one layer of 12 heads of 128, dense attention {told}:",
+            "",
+            f"| | {' | '.join(sizes)} |",
+            f"|---|{'---:|' * len(sizes)}",
+            *rows,
+        ]
     )
-    made = {row["samples"]: row["ms"] for row in result["rows"] if row.get("rd") == "table"}
-    told = [f"a table of {samples} samples takes {ms:.2f} ms" for samples, ms in made.items()]
-    choosing = [row["ms"] for row in result["rows"] if row.get("rd") == "choosing"]
-    told += [f"choosing levels from a kept one {max(choosing):.2f} ms"] if choosing else []
-    yield ", ".join(told) + "."
 
 
-def _levels(result: Result) -> Iterator[str]:
-    found = {row["level"]: row for row in result["rows"] if row.get("rd") == "level"}
-    if not found:
-        return
-    yield "| a block read as | of the work | of the time of reading it in full |"
-    yield "|---|---:|---:|"
+def _parts(result: Result, sizes: list[str]) -> Iterator[tuple[str, str]]:
+    """What something is, and the cells of it at every size."""
+    rows = result["rows"]
+
+    def cells(form: str, value: str, **asked: object) -> str:
+        found = []
+        for size in sizes:
+            of = [row for row in rows if asked.items() <= row.items() and row["size"] == size]
+            found.append(form.format(max(row[value] for row in of)) if of else "–")
+        return f" {' | '.join(found)} |"
+
+    for samples in (4, 8):
+        yield f"a table, {samples} samples", cells("{:.2f} ms", "ms", rd="table", samples=samples)
+    yield (
+        "and what is left of the work at every price",
+        cells("{:.2f} ms", "ms", rd="work left at every price"),
+    )
+    yield "choosing levels from a kept table", cells("{:.2f} ms", "ms", rd="choosing")
     for level, name in NAMES.items():
         work = 1 / 128 if level == 254 else 1 / level
-        yield f"| {name} | {work:.3f} | {found[level]['of_full']:.2f} |"
+        label = f"a block read as {name} ({work:.3f} of the work), over reading it in full"
+        yield label, cells("{:.2f}", "of_full", rd="level", level=level)
+    for kind in ("all levels", "mean, skip"):
+        yield (
+            f"attention with a kept table at 0.3, {kind}, over dense",
+            cells("{:.2f}×", "speedup_with_choosing", rd=f"attention, {kind}", budget=0.3),
+        )
 
 
 def clips(result: Result) -> str:
