@@ -66,7 +66,8 @@ def test_every_reason_is_a_sentence_and_tolerances_are_stated() -> None:
 
 @pytest.mark.parametrize("scratch", [1, 5_000, 10**9])
 def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_backend, "_limits", lambda *_: (scratch, scratch))
+    for name in ("GATHERED_BYTES", "COPIED_BYTES"):
+        monkeypatch.setattr(torch_backend, name, scratch)
     q, k, v = tensors(300, B=2, H=4, kv=2)
     for method in (Psa(q_block=32, k_block=16), Entropy(Budget(0.4), q_block=32, k_block=16)):
         small = attend(q, k, v, method=method, backend="torch")
@@ -79,7 +80,7 @@ def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyP
 def test_heads_with_huge_logits_among_small_ones(
     scratch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_backend, "SCRATCH_BYTES", scratch)
+    monkeypatch.setattr(torch_backend, "GATHERED_BYTES", scratch)
     q, k, v = tensors(300, H=4)
     q[:, 1], q[:, 2] = 100 * q[:, 1], q[:, 2].sign()
     k[:, 1], k[:, 2] = 100 * k[:, 1], -10 * q[:, 2, :1]  # overflow; underflow of query 0
@@ -112,7 +113,9 @@ def test_values_at_any_scale(logit: float, values: float, tokens: int) -> None:
             rounding = min(abs(logit) * 1e-7, 1e-4)  # of the logits themselves, in fp32
             assert relative(out, exact) < Torch.tolerance[dtype] + rounding
             assert relative(near, exact) < Reference.tolerance[dtype] + rounding
-            torch.testing.assert_close(lse, near_lse, atol=1e-5, rtol=1e-5)
+            # In 16 bits PyTorch takes exponentials with fewer digits.
+            close = 1e-5 if dtype == torch.float32 else 1e-4
+            torch.testing.assert_close(lse, near_lse, atol=close, rtol=1e-5)
 
 
 def test_what_weighs_nothing_adds_nothing() -> None:

@@ -12,11 +12,11 @@ from jali.tokens.padding import KeyPadding
 def pool(
     k: Tensor, v: Tensor, ratio: int, padding: KeyPadding | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Means of every `ratio` neighbouring real keys and values, and the log of their number.
+    """Means of every `ratio` neighbouring real keys and values, and the number of these.
 
-    k, v [B, Hkv, S, D] -> [B, Hkv, G, D] twice, and at least fp32 [B|1, G] with G = ⌈S / ratio⌉.
-    A pooled key stands for as many keys as are real behind it, so the tail needs no padding; −inf
-    where none is. What is not real must be 0: see `KeyPadding.zeroed`.
+    k, v [B, Hkv, S, D] -> [B, Hkv, G, D] twice, and int64 [B|1, G] with G = ⌈S / ratio⌉. A pooled
+    key stands for as many keys as are real behind it, so the tail needs no padding. What is not
+    real must be 0: see `KeyPadding.zeroed`.
     """
     S = k.shape[2]
     groups = -(-S // ratio)
@@ -26,7 +26,7 @@ def pool(
     else:
         real = padding.valid(S)
     if ratio == 1:
-        return k, v, _log(real, k.dtype)
+        return k, v, real.long()
     count = F.pad(real, (0, missing)).unflatten(1, (groups, ratio)).sum(-1)
     means = []
     for x in (k, v):
@@ -36,12 +36,7 @@ def pool(
         grouped = exact.unflatten(2, (groups, ratio))
         real_count = count.clamp_min(1)[:, None, :, None]
         mean = grouped.sum(3) / real_count
-        if not mean.isfinite().all():  # near the end of the range only parts can be added
+        if not mean.sum().isfinite():  # near the end of the range only parts can be added
             mean = (grouped / ratio).sum(3) / (real_count / ratio)
         means.append(mean.to(x.dtype))
-    return means[0], means[1], _log(count, k.dtype)
-
-
-def _log(count: Tensor, dtype: torch.dtype) -> Tensor:
-    """In fp32, but in fp64 where the attention is."""
-    return count.to(torch.float64 if dtype == torch.float64 else torch.float32).log()
+    return means[0], means[1], count

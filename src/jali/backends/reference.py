@@ -40,8 +40,9 @@ class Reference(Backend):
         logits, values = [], []
         for level in plan.ratios:
             ratio = group_size(level, plan.blocks.k)
-            keys, means, log_count = pool(k, v, ratio, padding)
-            logit = queries @ keys.transpose(-1, -2) * scale + log_count[:, None, None]
+            keys, means, count = pool(k, v, ratio, padding)
+            log_count = count.to(dtype).log()[:, None, None]  # −inf where no key is real
+            logit = queries @ keys.transpose(-1, -2) * scale + log_count
             if plan.causal:
                 logit = logit.masked_fill(_after(plan, ratio, q.device), -torch.inf)
             read = levels[..., ::ratio] == level

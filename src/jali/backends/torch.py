@@ -1,10 +1,7 @@
 """Skips the work with plain PyTorch operations: any device, every plan.
 
-Query blocks that read about as much are stacked; the key blocks they read are gathered next to
-each other, so that two ordinary batched products do the attention. Scratch stays bounded.
-
-Logits are held as [keys, rows], and values get a column of ones: so both products run as fast as
-they can, and the second one also yields the sums of the exponentials.
+Query blocks that read about as much are stacked; what they read is gathered next to each other, so
+that PyTorch's own attention does the rest. Memory for what is gathered stays bounded.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,24 +19,20 @@ from torch import Tensor
 
 from jali.backends.backend import Backend, Task
 from jali.backends.pyramid import pool
-from jali.kernels.lists import group_size
+from jali.kernels.lists import MEAN, group_size
 from jali.planning.plan import BlockPlan
 from jali.tokens.order import Index
 from jali.tokens.padding import KeyPadding
 
-# Longer chunks waste less between products. Just below 32 MB, above which the C library gives
-# memory back at once and every call pays for its pages again; less where rearranged copies of q, k
-# and v take memory already. Rows of several levels differ in length: short chunks fill up less.
-SCRATCH_BYTES = 31 * 2**20
-SCRATCH_BESIDE_COPIES = 9 * 2**20
-SCRATCH_OF_SEVERAL_LEVELS = 15 * 2**18
-# Values with their ones, and pooled keys and values, are copies: of so many heads at a time.
+# Keys and values of a chunk, in a cache while they are read.
+GATHERED_BYTES = 8 * 2**20
+# Pooled or padded keys and values are copies: of so many heads at a time.
 COPIED_BYTES = 3 * 2**20
 # Elsewhere (a GPU without Triton) few long chunks count, not the cache: so many times q in fp32.
-SCRATCH_ON_DEVICE, COPIED_ON_DEVICE = 2, 1
-
-# Values among which exponentials that nothing was subtracted from neither overflow nor vanish.
-ORDINARY = (1e-15, 1e10)
+GATHERED_ON_DEVICE, COPIED_ON_DEVICE = 1, 1
+# Rows of a chunk are filled up to the longest: by at most so much of what they read, and so many
+# elements, which take as long as a chunk of their own would.
+FILLED_UP, ALWAYS_FILLED_UP = 0.05, 2**16
 
 
 class Torch(Backend):
@@ -57,183 +50,92 @@ class Torch(Backend):
         self, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float,
         padding: KeyPadding | None = None, out_buffer: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        limit, at_most = _limits(q, plan, out_buffer)
-        scratch = _Scratch(limit, torch.promote_types(q.dtype, torch.float32), q.device)
         out = torch.empty_like(q) if out_buffer is None else out_buffer
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         each = q.shape[1] // k.shape[1]
-        copied = k[:, 0].numel() * scratch.memory.itemsize  # of one head
-        at_once = max(1, at_most // copied)
-        # Asked after every chunk, and asking a GPU means waiting.
-        unshifted = q.device.type == "cpu"
+        copied = COPIED_BYTES if q.device.type == "cpu" else COPIED_ON_DEVICE * 4 * q.numel()
+        at_once = max(1, copied // (4 * k[:, 0].numel()))
         for kv in range(0, k.shape[1], at_once):
             some, heads = slice(kv, kv + at_once), slice(kv * each, (kv + at_once) * each)
-            unshifted = _attend_heads(
-                q[:, heads], k[:, some], v[:, some], plan, heads, scale, padding, scratch,
-                out[:, heads], lse[:, heads], unshifted,
+            _attend_heads(
+                q[:, heads], k[:, some], v[:, some], plan, heads, scale, padding,
+                out[:, heads], lse[:, heads],
             )  # fmt: skip
         return out, lse
 
 
-def _limits(q: Tensor, plan: BlockPlan, out_buffer: Tensor | None) -> tuple[int, int]:
-    """Bytes of scratch, and of what is copied at a time."""
-    limit = SCRATCH_BYTES if out_buffer is None else SCRATCH_BESIDE_COPIES
-    if len(plan.ratios) > 1:
-        limit = SCRATCH_OF_SEVERAL_LEVELS
-    if q.device.type == "cpu":
-        return limit, COPIED_BYTES
-    size = 4 * q.numel()
-    return max(limit, SCRATCH_ON_DEVICE * size), max(COPIED_BYTES, COPIED_ON_DEVICE * size)
-
-
 def _attend_heads(
     q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, heads: slice, scale: float,
-    padding: KeyPadding | None, scratch: _Scratch, out: Tensor, lse: Tensor, unshifted: bool,
-) -> bool:  # fmt: skip
-    """Attention of those `heads` of the plan, written into `out` and `lse`; the result
-    says whether the rest of the call may stay `unshifted` (see `_attend`)."""
+    padding: KeyPadding | None, out: Tensor, lse: Tensor,
+) -> None:  # fmt: skip
+    """Attention of those `heads` of the plan, written into `out` and `lse`."""
     if padding is not None:
         k, v = padding.zeroed(k), padding.zeroed(v)
-    largest = _largest(v)
-    unshifted &= ORDINARY[0] < largest < ORDINARY[1] or largest == 0
-    levels = [_Level.of(k, v, level, plan, heads, padding) for level in plan.ratios]
-    B, H, Sq, _ = q.shape
-    block = plan.blocks.q
-    for rows in _chunks(levels, (B, H, plan.layout.M), Sq % block > 0, block, scratch.size):
-        scratch.clear()
-        read = _read(levels, rows, block, plan.layout.k.tokens, H, scratch)
+    factor = _factor(v)
+    levels = _levels_read(plan, heads, q.shape[:2], padding)
+    piles = _piles(k, v * factor if factor != 1 else v, plan, levels, padding)
+    Sq, block = q.shape[2], plan.blocks.q
+    room = GATHERED_BYTES if q.is_cpu else GATHERED_ON_DEVICE * 4 * q.numel()
+    scratch = _Scratch(room // q.itemsize, k)
+    for rows in _chunks(piles, levels.shape[:3], Sq % block > 0, scratch.size):
         # Chunks never mix a short last block with others, so all rows are of one length.
         length = min(block, Sq - int(rows.m[0]) * block)
-        # Dense rows of a long sequence are cut once more, to keep their logits small.
-        step = max(1, scratch.room // (len(rows.m) * read.keys.shape[1]))
-        for start in range(0, length, step):
-            size = min(step, length - start)
-            queries = _cut(q, block, start, size)[rows.place].to(scratch.memory.dtype)
-            ahead = None
-            if plan.causal:
-                assert plan.layout.offset is not None
-                query = torch.from_numpy(rows.m).to(q.device)[:, None] * block + start
-                query = query + torch.arange(size, device=q.device) + plan.layout.offset
-                ahead = read.last()[..., None] > query[:, None]
-            logits = scratch.take(len(rows.m), read.keys.shape[1], size)
-            part, part_lse, unshifted = _attend(
-                queries, read, scale, ahead, logits, largest, unshifted
-            )
-            _cut(out, block, start, size)[rows.place] = part.to(out.dtype)
-            _cut(lse, block, start, size)[rows.place] = part_lse.to(lse.dtype)
-            scratch.give(logits)
-    return unshifted
+        queries, into, into_lse = (_cut(x, block, length) for x in (q, out, lse))
+        scratch.clear()
+        used = [pile.read(rows.lines, scratch) for pile in piles if pile.counts[rows.lines[0]]]
+        if not used:  # no key is real
+            into[rows.place], into_lse[rows.place] = 0, -torch.inf
+            continue
+        query = _places(rows.m, plan, length, q.device) if plan.causal else None
+        some = queries[rows.place][:, None]
+        part, part_lse = functools.reduce(
+            _merged, (_attend(some, read, scale, query) for read in used)
+        )
+        part = part / factor if factor != 1 else part
+        into[rows.place] = part[:, 0].to(out.dtype)
+        into_lse[rows.place] = part_lse[:, 0].to(lse.dtype)
 
 
-def _cut(x: Tensor, block: int, start: int, size: int) -> Tensor:
-    """Tokens start to start + size of every block that has them, as a view: [B, H, S, ...] ->
-    [B, H, blocks, size, ...]."""
-    return x[:, :, start:].unfold(2, size, block).movedim(-1, 3)
-
-
-def _attend(
-    queries: Tensor,
-    read: _Read,
-    scale: float,
-    ahead: Tensor | None,
-    logits: Tensor,
-    largest: float,
-    unshifted: bool,
-) -> tuple[Tensor, Tensor, bool]:
-    """Two batched products, with the softmax in place of the logits. [R, L, D] and [R, L].
-
-    `unshifted` leaves out the two passes that find and subtract each row's largest logit; a sample
-    of the logits and the sums tell whether that is right. If the sums say no, the chunk is done
-    again. Whether the rest of the call may stay unshifted is the last of the three results.
-
-    `largest` is that of all values: where a sum of so many could overflow, weights are divided by
-    their sum before they meet the values, not the result after.
-    """
-    limits = torch.finfo(logits.dtype)
-    early = not largest * read.keys.shape[1] < limits.max / 2
-    while True:
-        if read.shared:
-            read.bring("keys")
-        torch.baddbmm(logits, read.keys, queries.mT, beta=0, alpha=scale, out=logits)
-        if unshifted and float(logits[:, ::64].amin()) < -80:
-            unshifted = False  # denormal weights make exponentials and products many times slower
-        if read.bias is not None:
-            logits += read.bias[..., None]
-        if ahead is not None:
-            logits.masked_fill_(ahead, -torch.inf)
-        top: Tensor | float = 0.0
-        if not unshifted:
-            top = logits.amax(1, keepdim=True)
-            top = torch.where(top == -torch.inf, 0, top)  # a row that reads no real key
-            logits.sub_(top)
-            hides = read.bias is not None or ahead is not None
-            _without_denormals(logits, exactly=hides or not largest < ORDINARY[1])
-        logits.exp_()
-        if read.shared:
-            read.bring("values")
-        if early:
-            total = logits.sum(1, keepdim=True)
-            logits.div_(total.clamp_min(limits.tiny))
-            out = torch.bmm(read.values.mT, logits)[:, :-1]
-        else:
-            weighed = torch.bmm(read.values.mT, logits)
-            out, total = weighed[:, :-1], weighed[:, -1:]
-        if not unshifted or _in_range(total):
-            break
-        unshifted = False
-    if not early:
-        out.div_(total.clamp_min(limits.tiny))
-    return out.mT, (total.log() + top).squeeze(1), unshifted
-
-
-def _without_denormals(logits: Tensor, exactly: bool) -> None:
-    """Leave no logit whose exponential is denormal: as good as nothing, or `exactly` nothing, which
-    takes longer and counts where keys are hidden or values enormous."""
-    least = math.log(torch.finfo(logits.dtype).tiny) + 1
-    if exactly:
-        F.threshold(logits, least, -torch.inf, inplace=True)
-    else:
-        logits.clamp_min_(least)
-
-
-def _in_range(total: Tensor) -> bool:
-    """Whether sums of exponentials are so far from overflow and underflow that they are as exact
-    as with the largest logit taken out, and that their products with ordinary values are too."""
-    low, high = total.aminmax()
-    return float(low) > math.exp(-30) and float(high) < math.exp(60)
-
-
-def _largest(values: Tensor) -> float:
-    """The largest magnitude; NaN where one of them is."""
+def _factor(values: Tensor) -> float:
+    """A power of two that keeps sums of all values from overflow, 1 nearly always."""
     low, high = values.aminmax()
-    return float(torch.maximum(-low, high))
+    largest = float(torch.maximum(-low, high)) * values.shape[2]
+    limit = torch.finfo(_exact(values)).max / 2
+    return 1.0 if largest < limit or math.isnan(largest) else 2.0**-32
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    """Of logits: at least fp32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _places(m: Index, plan: BlockPlan, length: int, device: torch.device) -> Tensor:
+    """Where the queries of some blocks lie among the keys. [R, 1, L, 1]."""
+    assert plan.layout.offset is not None
+    place = torch.from_numpy(m)[:, None] * plan.blocks.q + torch.arange(length)
+    return (place + plan.layout.offset).to(device)[:, None, :, None]
+
+
+def _cut(x: Tensor, block: int, length: int) -> Tensor:
+    """The first tokens of every block that has so many, as a view: [B, H, S, ...] ->
+    [B, H, blocks, length, ...]."""
+    return x.unfold(2, length, block).movedim(-1, 3)
 
 
 class _Scratch:
-    """One piece of memory, used for every chunk again: fresh memory costs more than the work."""
+    """One piece of memory, used for every chunk again: fresh memory takes longer than the copy."""
 
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.size = size // dtype.itemsize
-        self.memory = torch.empty(self.size, dtype=dtype, device=device)
+    def __init__(self, size: int, like: Tensor) -> None:
+        self.size = size
+        self.memory = like.new_empty(size)
         self.used = 0
 
-    @property
-    def room(self) -> int:
-        """Elements left, at least a few: what does not fit gets memory of its own."""
-        return max(self.size - self.used, self.size // 8)
-
-    def take(self, *shape: int) -> Tensor:
+    def take(self, shape: tuple[int, ...]) -> Tensor:
         size = math.prod(shape)
         if self.used + size > self.size:
             return self.memory.new_empty(shape)
-        found = self.memory[self.used : self.used + size].view(shape)
         self.used += size
-        return found
-
-    def give(self, last: Tensor) -> None:
-        """Take back what was taken last."""
-        if last.untyped_storage().data_ptr() == self.memory.untyped_storage().data_ptr():
-            self.used -= last.numel()
+        return self.memory[self.used - size : self.used].view(shape)
 
     def clear(self) -> None:
         self.used = 0
@@ -241,152 +143,181 @@ class _Scratch:
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """What a chunk of R rows reads, side by side: keys [R, n, D], values with their ones
-    [R, n, D + 1], and the bias of each key [R, n] (None where all are 0).
+    """What R rows read of one pile, side by side."""
 
-    Where one memory is `shared` by keys and values, each is brought there when it is needed.
-    """
-
-    keys: Tensor
+    keys: Tensor  # [R, 1, n, D]
     values: Tensor
-    shared: bool
-    bias: Tensor | None
-    chosen: tuple[_Chosen, ...]
-    tokens: int
+    bias: Tensor | None  # the log of the keys behind each, −inf for none; [R, 1, 1, n]
+    last: Tensor | None  # causal: the place of each key's last token; [R, 1, 1, n]
 
-    def bring(self, side: Literal["keys", "values"]) -> None:
-        """Gather the blocks of one side, level after level."""
-        into: Tensor = getattr(self, side)
-        start = 0
-        for level, blocks, numbers in self.chosen:
-            source: Tensor = getattr(level, side)
-            if len(self.chosen) == 1 and source.dtype == into.dtype:
-                torch.index_select(source, 0, numbers, out=into.view(-1, *source.shape[1:]))
-                return
-            size = blocks.shape[1] * level.rows
-            found = source.index_select(0, numbers).view(len(into), size, source.shape[-1])
-            into[:, start : start + size] = found
-            start += size
 
-    def last(self) -> Tensor:
-        """The place of each key's last token [R, n]; the last group ends with the last key."""
-        places = []
-        for level, blocks, _ in self.chosen:
-            row = torch.arange(level.rows, device=blocks.device)
-            group = blocks[..., None] * level.rows + row
-            places.append(((group + 1) * level.ratio).clamp_max(self.tokens).flatten(1) - 1)
-        return torch.cat(places, dim=1)
+def _attend(
+    queries: Tensor, read: _Read, scale: float, query: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Output [R, 1, L, D] and log-sum-exp [R, 1, L] of queries at the places `query`."""
+    bias, hidden = read.bias, None
+    if query is not None:
+        assert read.last is not None
+        behind = read.last > query
+        bias = torch.zeros_like(behind, dtype=_exact(queries)) if bias is None else bias
+        bias = bias.masked_fill(behind, -torch.inf)
+        hidden = (bias == -torch.inf).all(-1)
+    out, lse = _attention(queries, read.keys, read.values, bias, scale)
+    if hidden is not None:  # versions of PyTorch differ in what they make of a row without keys
+        out, lse = out.masked_fill(hidden[..., None], 0), lse.masked_fill(hidden, -torch.inf)
+    return out, lse
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    if q.is_cpu:  # what F.scaled_dot_product_attention calls, which keeps the sums to itself
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, attn_mask=bias, scale=scale
+        )
+    q, k, v = (x.to(_exact(x)) for x in (q, k, v))
+    logits = q @ k.mT * scale
+    logits = logits if bias is None else logits + bias
+    return logits.softmax(-1) @ v, logits.logsumexp(-1)
+
+
+def _merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention over the keys of both."""
+    lse = torch.logaddexp(one[1], other[1])
+    shares = ((each - lse).exp().nan_to_num_(0.0)[..., None] for _, each in (one, other))
+    return sum(part * share for (part, _), share in zip((one, other), shares, strict=True)), lse  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
-class _Level:
-    """The keys and values of one ratio, cut into blocks that can be picked by number."""
+class _Pile:
+    """Keys and values of some levels, in pieces of equal length that are picked by number."""
 
-    keys: Tensor  # [B·Hkv·N, rows, D]
-    values: Tensor  # [B·Hkv·N, rows, D + 1], the last of them 1
-    log_count: Tensor | None  # [B|1, N, rows]; None where every key counts once
-    counts: Index  # [B|1, H|1, M], on the host
-    indices: Tensor  # [B|1 · H|1 · M, W]
-    kv_heads: int
-    blocks: int
-    ratio: int
+    keys: Tensor  # [pieces, length, D]
+    values: Tensor
+    log_counts: Tensor | None  # [pieces, length]; None where every key counts once
+    last: Tensor | None  # causal: the place of each key's last token, [pieces, length]
+    numbers: Index  # of the pieces that are read: row after row of [B, H, M]
+    first: Index  # where those of each row begin, [B · H · M + 1]
 
-    @classmethod
-    def of(
-        cls, k: Tensor, v: Tensor, level: int, plan: BlockPlan, heads: slice,
-        padding: KeyPadding | None,
-    ) -> _Level:  # fmt: skip
-        ratio = group_size(level, plan.blocks.k)
-        N, rows = plan.layout.N, plan.blocks.k // ratio
-        keys, values, log_count = pool(k, v, ratio, padding)
-        missing = N * rows - keys.shape[2]
-        # Several levels share one bias; a plan of one level may do without.
-        plain = plan.ratios == (1,) and padding is None and not missing
-        keys = F.pad(keys, (0, 0, 0, missing)) if missing else keys
-        keys = keys.reshape(-1, rows, keys.shape[-1])
-        values = F.pad(values, (0, 1, 0, missing), value=1.0).view(-1, rows, values.shape[-1] + 1)
-        log_count = F.pad(log_count, (0, missing), value=-torch.inf).unflatten(1, (N, rows))
-        listed = plan.lists[level]
-        bias = None if plain else log_count
-        counts, indices = (
-            x if x.shape[1] == 1 else x[:, heads] for x in (listed.counts, listed.indices)
-        )
-        indices = indices.flatten(0, 2)
-        return cls(keys, values, bias, counts.cpu().numpy(), indices, k.shape[1], N, ratio)
+    @functools.cached_property
+    def counts(self) -> Index:
+        """How many pieces each row reads, [B · H · M]."""
+        return np.diff(self.first)
 
     @property
-    def rows(self) -> int:
-        return self.keys.shape[1]
+    def numel(self) -> Index:
+        """Elements of what each row reads."""
+        return self.counts * (2 * self.keys[0].numel())
 
-    def chosen(self, rows: _Rows) -> tuple[Tensor, Tensor | None]:
-        """The key blocks that the rows read [R, most], and which of these entries mean something
-        (None: all do)."""
-        b, h = rows.batch % self.counts.shape[0], rows.head % self.counts.shape[1]
-        count = self.counts[b, h, rows.m]
-        most = int(count.max())
-        line = np.ravel_multi_index((b, h, rows.m), self.counts.shape)
-        device = self.indices.device
-        blocks = self.indices[:, :most].index_select(0, torch.from_numpy(line).to(device))
-        if bool((count == most).all()):
-            return blocks, None
-        return blocks, torch.from_numpy(np.arange(most) < count[:, None]).to(device)
+    def read(self, lines: Index, scratch: _Scratch) -> _Read:
+        """What some rows read. Those that read less have their last piece again, and hidden."""
+        device = self.keys.device
+        counts = self.counts[lines][:, None]
+        slot = np.arange(counts.max())
+        found = self.numbers[self.first[lines][:, None] + np.minimum(slot, counts - 1)]
+        numbers = torch.from_numpy(found).to(device)
 
-    def bias(
-        self, rows: _Rows, chosen: Tensor, listed: Tensor | None, like: Tensor
-    ) -> Tensor | None:
-        """What is added to the logits: the log of the keys behind each, −inf for none. [R, n]."""
-        if self.log_count is None and listed is None:
-            return None
-        if self.log_count is None:
-            bias = like.new_zeros(*chosen.shape, self.rows)
-        else:
-            batch = torch.from_numpy(rows.batch % self.log_count.shape[0]).to(chosen.device)
-            bias = self.log_count[batch[:, None], chosen].to(like)
-        if listed is not None:
-            bias = bias.masked_fill(~listed[..., None], -torch.inf)
-        return bias.flatten(1)
+        def picked(source: Tensor, into: Tensor | None = None) -> Tensor:
+            pieces = torch.index_select(source, 0, numbers.flatten(), out=into)
+            return pieces.unflatten(0, numbers.shape).flatten(1, 2)
 
-
-class _Chosen(NamedTuple):
-    """The blocks that a chunk reads of one level: by their place in the sequence [R, most], and by
-    their number in the level [R · most]."""
-
-    level: _Level
-    blocks: Tensor
-    numbers: Tensor
+        bias = None if self.log_counts is None else picked(self.log_counts)
+        if int(counts.min()) < len(slot):
+            if bias is None:
+                shape = len(lines), len(slot) * self.keys.shape[1]
+                bias = self.keys.new_zeros(shape, dtype=_exact(self.keys))
+            filled_up = torch.from_numpy(slot >= counts).to(device)
+            bias = bias.masked_fill(filled_up.repeat_interleave(self.keys.shape[1], 1), -torch.inf)
+        shape = numbers.numel(), *self.keys.shape[1:]
+        return _Read(
+            picked(self.keys, scratch.take(shape))[:, None],
+            picked(self.values, scratch.take(shape))[:, None],
+            None if bias is None else bias[:, None, None],
+            None if self.last is None else picked(self.last)[:, None, None],
+        )
 
 
-def _read(
-    levels: list[_Level], rows: _Rows, block: int, tokens: int, heads: int, scratch: _Scratch
-) -> _Read:
-    """The blocks that these rows read of all `tokens` keys."""
-    R, D = len(rows.m), levels[0].keys.shape[-1]
-    kv_heads = levels[0].kv_heads
-    kv_row = rows.batch * kv_heads + rows.head // (heads // kv_heads)
-    found = [(level, *level.chosen(rows)) for level in levels]
-    n = sum(blocks.shape[1] * level.rows for level, blocks, _ in found)
-    # Rows that have to be cut need their keys again for every piece.
-    shared = R * n * (D + 1 + block) <= scratch.size
-    memory = scratch.take(R * n * (D + 1 if shared else 2 * D + 1))
-    keys, values = memory[: R * n * D].view(R, n, D), memory[-R * n * (D + 1) :].view(R, n, D + 1)
-    chosen, biases = [], []
-    for level, blocks, listed in found:
-        first = torch.from_numpy(kv_row * level.blocks).to(blocks.device)
-        chosen.append(_Chosen(level, blocks, (first[:, None] + blocks).flatten()))
-        biases.append(level.bias(rows, blocks, listed, keys))
-    present = [bias for bias in biases if bias is not None]  # of several levels, all are
-    bias = torch.cat(present, dim=1) if present else None
-    read = _Read(keys, values, shared, bias, tuple(chosen), tokens)
-    if not shared:
-        read.bring("keys")
-        read.bring("values")
-    return read
+def _levels_read(
+    plan: BlockPlan, heads: slice, shape: tuple[int, ...], padding: KeyPadding | None
+) -> Index:
+    """The levels of some heads, where blocks without a real key are skipped. uint8 [B, H, M, N]."""
+    levels = plan.levels
+    levels = levels if levels.shape[1] == 1 else levels[:, heads]
+    if padding is not None:
+        tokens, block = plan.layout.k.tokens, plan.blocks.k
+        real = F.pad(padding.valid(tokens), (0, plan.layout.N * block - tokens))
+        levels = levels * real.unflatten(1, (-1, block)).any(-1)[:, None, None]
+    found: Index = levels.cpu().expand(*shape, -1, -1).numpy()
+    return found
+
+
+def _piles(
+    k: Tensor, v: Tensor, plan: BlockPlan, levels: Index, padding: KeyPadding | None
+) -> list[_Pile]:
+    """One of all levels but the mean of a block, whose pieces are of one key."""
+    sorts = [r for r in plan.ratios if r != MEAN], [r for r in plan.ratios if r == MEAN]
+    return [_pile(k, v, ratios, plan, levels, padding) for ratios in sorts if ratios]
+
+
+def _pile(
+    k: Tensor, v: Tensor, ratios: list[int], plan: BlockPlan, levels: Index,
+    padding: KeyPadding | None,
+) -> _Pile:  # fmt: skip
+    B, heads, tokens, _ = k.shape
+    N, block = plan.layout.N, plan.blocks.k
+    sizes = [group_size(level, block) for level in ratios]
+    length = block // max(sizes)
+    parts: list[list[Tensor]] = [[], [], [], []]
+    for size in sizes:
+        keys, values, count = pool(k, v, size, padding)
+        missing = N * block // size - keys.shape[2]
+        log_count = F.pad(count.to(_exact(k)).log(), (0, missing), value=-torch.inf)
+        last = torch.arange(size, N * block + 1, size, device=k.device).clamp_max(tokens) - 1
+        found = (
+            F.pad(keys, (0, 0, 0, missing)) if missing else keys,
+            F.pad(values, (0, 0, 0, missing)) if missing else values,
+            log_count[:, None].expand(B, heads, -1),
+            last.expand(B, heads, -1),
+        )
+        for part, each in zip(parts, found, strict=True):
+            part.append(each.reshape(-1, length, *each.shape[3:]))
+    keys, values, log_counts, last = map(_stacked, parts)
+    alike = max(sizes) == 1 and padding is None and N * block == tokens
+    numbers, first = _pieces(
+        levels, heads, {r: block // s // length for r, s in zip(ratios, sizes, strict=True)}
+    )
+    return _Pile(
+        keys, values, None if alike else log_counts, last if plan.causal else None, numbers, first
+    )
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _pieces(levels: Index, kv_heads: int, pieces: dict[int, int]) -> tuple[Index, Index]:
+    """The numbers of all pieces that are read, row after row, and where rows begin. `pieces` are
+    those of a block at each level; one level lies behind the other."""
+    B, H, _, N = levels.shape
+    each, begin = np.zeros((2, 256), dtype=np.int64)
+    for level, count in pieces.items():
+        begin[level] = each.sum() * B * kv_heads * N
+        each[level] = count
+    counts = each[levels]
+    head = np.arange(B)[:, None] * kv_heads + np.arange(H) // (H // kv_heads)
+    block = head[:, :, None, None] * N + np.arange(N)
+    start = begin[levels] + block * counts
+    first = np.concatenate([[0], np.cumsum(counts.sum(-1).ravel())])
+    counts = counts.ravel()
+    inside = np.arange(first[-1]) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(start.ravel(), counts) + inside, first
 
 
 @dataclass(frozen=True)
 class _Rows:
     """Query blocks that are worked on together."""
 
+    lines: Index  # their numbers in [B · H · M]
     batch: Index
     head: Index
     m: Index
@@ -401,32 +332,21 @@ class _Rows:
         return self.batch, self.head, self.m
 
 
-def _chunks(
-    levels: list[_Level], shape: tuple[int, int, int], short: bool, block: int, room: int
-) -> Iterator[_Rows]:
-    """All query blocks [B, H, M], those with equal work together, within `room` elements; the last
-    ones apart where they are `short`."""
+def _chunks(piles: list[_Pile], shape: tuple[int, ...], short: bool, room: int) -> Iterator[_Rows]:
+    """All query blocks [B, H, M], those with about equal work together, within `room` elements; the
+    last ones apart where they are `short`, and rows that read nothing of a pile."""
     threads = torch.get_num_threads()
-    work_bhm = np.zeros(shape, dtype=np.int64)
-    for level in levels:
-        work_bhm += level.counts.astype(np.int64) * level.rows
-    D = levels[0].keys.shape[-1]
-    is_short = np.broadcast_to(short & (np.arange(shape[2]) == shape[2] - 1), shape).ravel()
-    work = work_bhm.ravel()
-    order = np.lexsort((work, is_short))
-    position = 0
-    # Only a plan of one level gains from equal counts: its rows then need no bias at all.
-    exact = len(levels) == 1
-    while position < len(order):
-        left = order[position:]
-        short, least = is_short[left[0]], work[left[0]]
-        same = (is_short[left] == short) & (work[left] <= (least if exact else 2 * least))
-        run = len(left) if same.all() else int(np.argmin(same))
-        fitting = max(1, room // (max(1, int(least)) * (D + 1 + block)))
-        # Even pieces; and a product is shared out by rows: none should wait for the last.
-        size = math.ceil(run / math.ceil(run / fitting))
-        if fitting > threads:
-            size = min(size + -size % threads, fitting - fitting % threads)
-        rows = left[: min(size, run)]
-        yield _Rows(*np.unravel_index(rows, shape))
-        position += len(rows)
+    work = np.sum([pile.numel for pile in piles], axis=0)
+    sort = np.broadcast_to(short & (np.arange(shape[2]) == shape[2] - 1), shape).ravel().astype(int)
+    for pile in piles:
+        sort = 2 * sort + (pile.counts > 0)
+    order = np.lexsort((work, sort))
+    while len(order):
+        run = work[order[sort[order] == sort[order[0]]]]
+        read, filled = np.cumsum(run), run * np.arange(1, len(run) + 1)
+        fits = (filled <= room) & (filled - read <= FILLED_UP * read + ALWAYS_FILLED_UP)
+        size = len(run) if fits.all() else max(1, int(np.argmin(fits)))
+        if threads < size < len(run):  # work is shared out by rows: none should wait for the last
+            size -= size % threads
+        yield _Rows(order[:size], *np.unravel_index(order[:size], shape))
+        order = order[size:]

@@ -80,9 +80,9 @@ def _exact(
     logits, means = [], []
     for level in plan.ratios:
         ratio = group_size(level, plan.blocks.k)
-        key, value, log_count = pool(keys, values, ratio, None)
+        key, value, count = pool(keys, values, ratio, None)
         read = (levels == level).repeat_interleave(plan.blocks.k // ratio, dim=-1)
-        logit = query @ key[0, 0].float().T + log_count
+        logit = query @ key[0, 0].float().T + count.float().log()
         logits.append(logit.masked_fill(~read[:, : logit.shape[1]], -torch.inf))
         means.append(value[0, 0].float())
     return torch.cat(logits, dim=-1).softmax(-1) @ torch.cat(means)
