@@ -516,6 +516,18 @@ def arena_table() -> str | None:
     return arena_tables.page(arena_tables.read_all(RESULTS), ROOT / "docs")
 
 
+def layers_table() -> str | None:
+    """Every method on single layers, beside clips of as many steps."""
+    import arena_tables
+
+    result = _newest("layers-*.json")
+    if result is None:
+        return None
+    found = arena_tables.read_all(RESULTS)
+    same = (arena for arena in found if arena.results.settings["steps"] == result["of_steps"])
+    return arena_tables.layers_page(result, next(same, None))
+
+
 def scale_table() -> str:
     """Not measured here: the cost model, which was fitted to measured rows."""
     from scale import table
@@ -650,6 +662,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "demo": demo_sentence,
     "estimates": estimates_table,
     "arena": arena_table,
+    "layers": layers_table,
     "runs": functools.partial(of_time, "runs"),
     "levels": functools.partial(of_time, "levels"),
     "clips-fa4": functools.partial(of_time, "clips"),
