@@ -194,17 +194,18 @@ def _row_errors(rows: Tensor, pools: list[_Pool], levels: tuple[int, ...]) -> Te
     total = parts[..., -1:].sum(0).clamp_min(torch.finfo(parts.dtype).tiny)  # [R, 1]
     parts /= total
     lse, out = peak + total.log(), parts[..., :-1].sum(0)
-    errors = []
+    errors = parts.new_empty(len(levels), *parts.shape[:2])
     pooled = iter(pools[1:])
-    for level in levels:
+    memory = torch.empty_like(parts)
+    for level, error in zip(levels, errors, strict=True):
         wrong = parts
         if level != SKIP:
             means = next(pooled)
             weights = _logits(rows, means).sub_(lse).exp_()
-            wrong = torch.baddbmm(parts, weights, means.values, alpha=-1)
+            wrong = torch.baddbmm(parts, weights, means.values, alpha=-1, out=memory)
         change = torch.addcmul(wrong[..., :-1], wrong[..., -1:], out, value=-1)
-        errors.append(torch.linalg.vecdot(change, change))
-    return torch.stack(errors, dim=1)
+        torch.linalg.vector_norm(change, dim=-1, out=error)
+    return errors.square_().transpose(0, 1)
 
 
 def _logits(rows: Tensor, of: _Pool) -> Tensor:
