@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_arena import THRESHOLD
 
 from jali.evaluation.arena.leaderboard import Leaderboard
 from jali.evaluation.arena.page import render_page
@@ -90,7 +91,7 @@ def test_clips_follow_the_chosen_total_and_prompt(tab: Any) -> None:
         "[...document.querySelectorAll('#stage video')].every(v => v.readyState >= 2)"
     )
     tab.click("#totals button:nth-child(2)")
-    assert names() == ["dense", "sol:k_block=2,q_block=8,tail=False"]
+    assert names() == ["dense", THRESHOLD]
     tab.click("#next")
     assert tab.inner_text("#prompt-text") == "a blue cube"
     assert "clip 2 of 3" in tab.inner_text("#clip-name")

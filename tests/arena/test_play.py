@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_arena import BLOCKS, METHODS, PROMPTS
+from tiny_arena import BLOCKS, METHODS, PROMPTS, THRESHOLD
 
 from jali.error import InputError
 from jali.evaluation.arena.leaderboard import Leaderboard
@@ -51,13 +51,13 @@ def test_a_method_without_a_budget_has_one_more_row_as_published(made: Path) -> 
     board = Leaderboard.read(made)
     (published,) = [one for one in board.boards if one.total is None]
     (standing,) = published.standings
-    assert standing.row.label == "sol:k_block=2,q_block=8,tail=False"
+    assert standing.row.label == THRESHOLD
     assert standing.place == 0
     assert standing.behind is None
     assert 0 < standing.achieved < 1
     run = read_run(made / "runs" / standing.row.folder)
     schedule = run.settings.attention["schedule"]
-    assert (schedule["dense_steps"], schedule["dense_layers"]) == (0.2, [0])
+    assert (schedule["dense_steps"], schedule["dense_layers"]) == (0, [])
     assert run.settings.attention["options"]["budget"] is None
 
 

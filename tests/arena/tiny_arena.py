@@ -11,7 +11,7 @@ SMALL: dict[str, Any] = {
     "arguments": {"max_sequence_length": 16},
 }  # fmt: skip
 BLOCKS = ":q_block=8,k_block=2"
-METHODS = (
-    f"entropy{BLOCKS}", f"sol{BLOCKS},tail=False", f"random{BLOCKS}", f"local{BLOCKS}",
-)  # fmt: skip
+# One with a threshold, whose authors keep no layers dense: the model has but two.
+THRESHOLD = "sparge:cdfthreshd=0.5,k_block=2,q_block=8,simthreshd1=-1"
+METHODS = (f"entropy{BLOCKS}", THRESHOLD, f"random{BLOCKS}", f"local{BLOCKS}")
 PROMPTS = ("a red ball", "a blue cube", "a green cone")
