@@ -123,3 +123,14 @@ def test_statistics_are_cheap():
     assert shares["samples"] == pytest.approx(0.0625 * (1 + 0.875 + 1 / 128))
     assert shares["statistics"] == pytest.approx(0.0625 * (2.125 / 8 + 1 / 128) + 88 / 32768)
     assert shares["mixed"] == pytest.approx(shares["samples"] / 4 + shares["statistics"])
+
+
+def test_a_kernel_sees_keys_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows' own attention; the keys again; values, means of 2, 4 and 8 for one level each."""
+    layout = block_layout(TokenGrid.flat(32768), blocks=Blocks(128, 128))
+    monkeypatch.setattr("jali.kernels.available", lambda _: True)
+    found = RateDistortion().planning_share(layout)
+    assert found == pytest.approx(0.0625 * (1 + 0.5 + 0.5 * (1 + 0.5 + 0.25 + 0.125)))
+    few = RateDistortion(levels=("mean", "skip")).planning_share(layout)
+    assert few == pytest.approx(0.0625 * (1 + 0.5 + 0.5))  # skipping needs no product of its own
+    assert RateDistortion(levels=("skip",)).planning_share(layout) == few

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jali import kernels
-from jali.kernels.lists import group_size
+from jali.kernels.lists import MEAN, group_size
 from jali.planning.plan import SKIP
 from jali.planning.scoring import at_least_fp32
 from jali.tokens.layout import BlockLayout
@@ -140,9 +140,16 @@ def _sampled_errors(
 
 def samples_share(layout: BlockLayout, samples: int, levels: tuple[int, ...]) -> float:
     """Its arithmetic as a share of dense attention's: sampled rows see all keys, values and their
-    means once."""
-    sizes = (group_size(level, layout.blocks.k) for level in levels if level != SKIP)
-    return min(1.0, samples / layout.blocks.q) * (1 + sum(1 / size for size in sizes))
+    means once. By the kernel they see keys and values first and keys once more, and then the values
+    of every level but the coarsest."""
+    sizes = [group_size(level, layout.blocks.k) for level in levels if level != SKIP]
+    rows = min(1.0, samples / layout.blocks.q)
+    if not kernels.available(layout.device):
+        return rows * (1 + sum(1 / size for size in sizes))
+    seen = [1, *sizes]
+    if MEAN in levels or SKIP not in levels:
+        seen.pop()
+    return rows * (1.5 + sum(0.5 / size for size in seen))
 
 
 class _Pool(NamedTuple):
