@@ -12,7 +12,7 @@ import jali.backends.torch as torch_backend
 from jali import BlockPlan, Blocks, Budget, Dense, Entropy, Psa, TokenGrid, attend, block_layout
 from jali.backends import BACKENDS, Reference, Task, Torch, choose, why_not
 from jali.backends.dense import stock
-from jali.methods import FastestDense
+from jali.methods import FastestDense, Method
 from jali.tokens.padding import KeyPadding
 from oracle import relative, sdpa, tensors
 
@@ -74,6 +74,17 @@ def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyP
         wanted = attend(q, k, v, method=method, backend="reference")
         assert relative(small.out, wanted.out) < 5e-6
         torch.testing.assert_close(small.lse, wanted.lse, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", [Psa(q_block=32, k_block=16), Entropy(Budget(0.4), tail=True)])
+def test_elsewhere_it_is_written_out(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU without Triton has no fused kernel for it."""
+    q, k, v = tensors(300, B=2, H=4, kv=2)
+    wanted = attend(q, k, v, method=method, backend="torch", key_length=[300, 111])
+    monkeypatch.setattr(torch_backend, "_fused", torch_backend._written_out)
+    found = attend(q, k, v, method=method, backend="torch", key_length=[300, 111])
+    assert relative(found.out, wanted.out) < 5e-6
+    torch.testing.assert_close(found.lse, wanted.lse, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scratch", [50_000, 10**8])  # in chunks of their own, or in one

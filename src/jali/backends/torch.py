@@ -162,19 +162,27 @@ def _attend(
         bias = torch.zeros_like(behind, dtype=_exact(queries)) if bias is None else bias
         bias = bias.masked_fill(behind, -torch.inf)
         hidden = (bias == -torch.inf).all(-1)
-    out, lse = _attention(queries, read.keys, read.values, bias, scale)
+    attention = _fused if queries.is_cpu else _written_out
+    out, lse = attention(queries, read.keys, read.values, bias, scale)
     if hidden is not None:  # versions of PyTorch differ in what they make of a row without keys
         out, lse = out.masked_fill(hidden[..., None], 0), lse.masked_fill(hidden, -torch.inf)
     return out, lse
 
 
-def _attention(
+def _fused(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    if q.is_cpu:  # what F.scaled_dot_product_attention calls, which keeps the sums to itself
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, attn_mask=bias, scale=scale
-        )
+    """Attention and log-sum-exp, on a CPU. F.scaled_dot_product_attention calls the same, and keeps
+    the second to itself."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, attn_mask=bias, scale=scale
+    )
+
+
+def _written_out(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The same on any device."""
     q, k, v = (x.to(_exact(x)) for x in (q, k, v))
     logits = q @ k.mT * scale
     logits = logits if bias is None else logits + bias
@@ -184,8 +192,8 @@ def _attention(
 def _merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Attention over the keys of both."""
     lse = torch.logaddexp(one[1], other[1])
-    shares = ((each - lse).exp().nan_to_num_(0.0)[..., None] for _, each in (one, other))
-    return sum(part * share for (part, _), share in zip((one, other), shares, strict=True)), lse  # type: ignore[return-value]
+    own, others = ((each - lse).exp().nan_to_num_(0.0)[..., None] for _, each in (one, other))
+    return one[0] * own + other[0] * others, lse
 
 
 @dataclass(frozen=True, eq=False)
