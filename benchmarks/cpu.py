@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ def measure_whole(repeats: int, inputs: str) -> list[dict[str, Any]]:
     exact = dense(q, k, v)
     rows = []
     for name in TYPES:
-        method = method_of(name, 1 - SPARSITY, DEFAULTS)
+        method = method_of(SimpleNamespace(sparse_type=name, sparsity=SPARSITY, **DEFAULTS))
         found = attend(q, k, v, method=method, grid=GRIDS[inputs])
         assert found.plan is not None
         assert found.executed is not None

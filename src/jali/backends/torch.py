@@ -26,8 +26,8 @@ from jali.tokens.padding import KeyPadding
 
 # Keys and values of a chunk, in a cache while they are read.
 GATHERED_BYTES = 8 * 2**20
-# Pooled or padded keys and values are copies: of so many heads at a time.
-COPIED_BYTES = 3 * 2**20
+# Pooled, padded or rearranged keys and values are copies: of so many heads at a time.
+COPIED_BYTES = 12 * 2**20
 # Elsewhere (a GPU without Triton) few long chunks count, not the cache: so many times q in fp32.
 GATHERED_ON_DEVICE, COPIED_ON_DEVICE = 1, 1
 # Rows of a chunk are filled up to the longest: by at most so much of what they read, and so many
@@ -54,7 +54,7 @@ class Torch(Backend):
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         each = q.shape[1] // k.shape[1]
         copied = COPIED_BYTES if q.device.type == "cpu" else COPIED_ON_DEVICE * 4 * q.numel()
-        at_once = max(1, copied // (4 * k[:, 0].numel()))
+        at_once = max(1, copied // (4 * k[:, 0].numel() * len(plan.ratios)))
         for kv in range(0, k.shape[1], at_once):
             some, heads = slice(kv, kv + at_once), slice(kv * each, (kv + at_once) * each)
             _attend_heads(
