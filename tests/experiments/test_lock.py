@@ -130,6 +130,29 @@ def test_a_lock_that_cannot_be_read_is_not_ignored(tmp_path: Path) -> None:
         pass
 
 
+def test_what_is_taken_between_two_looks_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes to remove a dead lock that another has removed must not remove the next one's."""
+    path, looks = tmp_path / "lock.json", []
+    dead, real = dataclasses.replace(me(), born=me().born - 100), lock.holder
+    put(path, dead)
+
+    def look(at: Path) -> Owner | None:
+        looks.append(at)
+        if len(looks) == 2:  # another has removed it
+            path.unlink()
+        found = real(at)
+        if len(looks) == 2:  # and a third takes it after this look
+            put(path, me())
+        return found
+
+    monkeypatch.setattr(lock, "holder", look)
+    lock._remove_dead(path, "it", lambda _: False)
+    assert len(looks) == 2
+    assert real(path) == me()
+
+
 def test_many_take_over_from_one_dead_and_one_gets_it(tmp_path: Path) -> None:
     """Again and again: each holder checks that nobody else is inside."""
     path, inside = tmp_path / "lock.json", tmp_path / "inside"

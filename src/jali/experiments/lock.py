@@ -125,22 +125,33 @@ def check_free(path: Path, what: str, job_ended: JobEnded = lambda _: False) -> 
     other is believed for ten minutes after the file was last touched (see `touch`), and so is a
     lock that cannot be read: its writer may have just created it.
     """
+    _is_dead(path, what, job_ended)
+
+
+def _is_dead(path: Path, what: str, job_ended: JobEnded) -> bool:
+    """Whether the lock of a dead owner is there; `HeldError` where that of a living one is."""
     owner, since = None, "an unknown time"
     try:
         owner = holder(path)
         if owner is None:
-            return
+            return False
         since = str(read_json(path).get("since"))
         dead = None if owner.alive() is None else not owner.alive()
         if dead is None and owner.job is not None:
             # Slurm may start the same job again on another node after a node failed.
             dead = owner.job == me().job or job_ended(owner.job)
     except FileNotFoundError:  # it was let go in this very moment
-        return
+        return False
     except ValueError:
         dead = None
-    if not (_age(path) > STALE_SECONDS if dead is None else dead):
+    if dead is None:
+        age = _age(path)
+        if age == float("inf"):
+            return False
+        dead = age > STALE_SECONDS
+    if not dead:
         raise HeldError(what, owner, since, path)
+    return True
 
 
 def now(timespec: str = "seconds") -> str:
@@ -173,7 +184,8 @@ def _create(path: Path, what: str, own: Owner) -> bool:
 def _remove_dead(path: Path, what: str, job_ended: JobEnded) -> None:
     """Remove the lock of a dead owner. Of all who find it dead one at a time looks again and
     removes it, so that nobody removes what another has taken meanwhile."""
-    check_free(path, what, job_ended)
+    if not _is_dead(path, what, job_ended):
+        return
     guard = path.with_name(f".{path.name}.takeover")
     try:
         guard.touch(exist_ok=False)
@@ -183,8 +195,9 @@ def _remove_dead(path: Path, what: str, job_ended: JobEnded) -> None:
         time.sleep(0.05)
         return
     try:
-        check_free(path, what, job_ended)
-        path.unlink(missing_ok=True)
+        # Where nothing is there any more, somebody may create it before the next line.
+        if _is_dead(path, what, job_ended):
+            path.unlink(missing_ok=True)
     finally:
         guard.unlink(missing_ok=True)
 
