@@ -59,9 +59,9 @@ def logits_computed(plan: BlockPlan) -> torch.Tensor:
     Sk, found = plan.layout.k.tokens, torch.zeros(1, 1, dtype=torch.int64)
     for level in plan.ratios:
         keys, ratio = torch.zeros(1, 1, Sk, 1), group_size(level, plan.blocks.k)
-        log_count = pool(keys, keys, ratio, plan.padding)[2]
+        count = pool(keys, keys, ratio, plan.padding)[2]
         read = token_levels(plan)[..., ::ratio] == level
-        found = found + (read & log_count.isfinite()[:, None, None]).sum((-2, -1))
+        found = found + (read & (count > 0)[:, None, None]).sum((-2, -1))
     return found
 
 
