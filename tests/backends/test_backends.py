@@ -76,6 +76,21 @@ def test_scratch_limits_change_nothing(scratch: int, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(small.lse, wanted.lse, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [256, 300])
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("method", [Psa(q_block=32, k_block=16), Entropy(Budget(0.4), tail=True)])
+def test_any_strides(method: Method, heads: int, tokens: int) -> None:
+    """Every second number of a row, and rows that lie across."""
+    q, k, v = tensors(tokens, B=2, H=heads, D=16)
+    wanted = attend(q, k, v, method=method, backend="reference")
+    across = [x.mT.contiguous().mT for x in (q, k, v)]
+    second = [x.repeat_interleave(2, -1)[..., ::2] for x in (q, k, v)]
+    for several in (across, second):
+        found = attend(*several, method=method, backend="torch")
+        assert relative(found.out, wanted.out) < 5e-6
+        torch.testing.assert_close(found.lse, wanted.lse, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("method", [Psa(q_block=32, k_block=16), Entropy(Budget(0.4), tail=True)])
 def test_elsewhere_it_is_written_out(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU without Triton has no fused kernel for it."""

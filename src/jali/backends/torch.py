@@ -173,7 +173,8 @@ def _fused(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention and log-sum-exp, on a CPU. F.scaled_dot_product_attention calls the same, and keeps
-    the second to itself."""
+    the second to itself; it also looks at what this takes for granted."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, attn_mask=bias, scale=scale
     )
