@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from jali.tokens.padding import KeyPadding
 # Keys and values of a chunk, in a cache while they are read.
 GATHERED_BYTES = 8 * 2**20
 # Pooled, padded or rearranged keys and values are copies: of so many heads at a time.
-COPIED_BYTES = 12 * 2**20
+COPIED_BYTES = 24 * 2**20
 # Elsewhere (a GPU without Triton) few long chunks count, not the cache: so many times q in fp32.
 GATHERED_ON_DEVICE, COPIED_ON_DEVICE = 1, 1
 # Rows of a chunk are filled up to the longest: by at most so much of what they read, and so many
@@ -53,8 +54,8 @@ class Torch(Backend):
         out = torch.empty_like(q) if out_buffer is None else out_buffer
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         each = q.shape[1] // k.shape[1]
-        copied = COPIED_BYTES if q.device.type == "cpu" else COPIED_ON_DEVICE * 4 * q.numel()
-        at_once = max(1, copied // (4 * k[:, 0].numel() * len(plan.ratios)))
+        copies = sum(1 / group_size(ratio, plan.blocks.k) for ratio in plan.ratios)
+        at_once = max(1, int(_room(q).copied / (2 * k[:, 0].numel() * copies)))
         for kv in range(0, k.shape[1], at_once):
             some, heads = slice(kv, kv + at_once), slice(kv * each, (kv + at_once) * each)
             _attend_heads(
@@ -73,16 +74,17 @@ def _attend_heads(
         k, v = padding.zeroed(k), padding.zeroed(v)
     factor = _factor(v)
     levels = _levels_read(plan, heads, q.shape[:2], padding)
-    piles = _piles(k, v * factor if factor != 1 else v, plan, levels, padding)
+    room = _room(q)
+    memory = _Memory(sum(room), k)
+    piles = _piles(k, v * factor if factor != 1 else v, plan, levels, padding, memory)
+    copied = memory.used
     Sq, block = q.shape[2], plan.blocks.q
-    room = GATHERED_BYTES if q.is_cpu else GATHERED_ON_DEVICE * 4 * q.numel()
-    scratch = _Scratch(room // q.itemsize, k)
-    for rows in _chunks(piles, levels.shape[:3], Sq % block > 0, scratch.size):
+    for rows in _chunks(piles, levels.shape[:3], Sq % block > 0, room.gathered):
         # Chunks never mix a short last block with others, so all rows are of one length.
         length = min(block, Sq - int(rows.m[0]) * block)
         queries, into, into_lse = (_cut(x, block, length) for x in (q, out, lse))
-        scratch.clear()
-        used = [pile.read(rows.lines, scratch) for pile in piles if pile.counts[rows.lines[0]]]
+        memory.used = copied
+        used = [pile.read(rows.lines, memory) for pile in piles if pile.counts[rows.lines[0]]]
         if not used:  # no key is real
             into[rows.place], into_lse[rows.place] = 0, -torch.inf
             continue
@@ -122,23 +124,45 @@ def _cut(x: Tensor, block: int, length: int) -> Tensor:
     return x.unfold(2, length, block).movedim(-1, 3)
 
 
-class _Scratch:
-    """One piece of memory, used for every chunk again: fresh memory takes longer than the copy."""
+class _Room(NamedTuple):
+    """How many elements of keys and values are held at a time."""
+
+    copied: int
+    gathered: int
+
+
+def _room(q: Tensor) -> _Room:
+    if q.is_cpu:
+        return _Room(COPIED_BYTES // q.itemsize, GATHERED_BYTES // q.itemsize)
+    fp32 = 4 * q.numel() // q.itemsize
+    return _Room(COPIED_ON_DEVICE * fp32, GATHERED_ON_DEVICE * fp32)
+
+
+class _Memory:
+    """One piece of memory, taken in parts. On a CPU a thread keeps it from call to call: the system
+    hands out fresh memory page by page, which takes longer than the copies that go there."""
+
+    _of_thread = threading.local()
 
     def __init__(self, size: int, like: Tensor) -> None:
-        self.size = size
-        self.memory = like.new_empty(size)
+        self.memory = self._kept(size * like.itemsize, like.dtype) if like.is_cpu else None
+        self.like = like
         self.used = 0
+
+    @classmethod
+    def _kept(cls, size: int, dtype: torch.dtype) -> Tensor:
+        found = getattr(cls._of_thread, "memory", None)
+        if found is None or found.nbytes < size:
+            with torch.inference_mode(False):  # such a tensor could be written to in no other mode
+                found = cls._of_thread.memory = torch.empty(-(-size // 8), dtype=torch.float64)
+        return found.view(dtype)
 
     def take(self, shape: tuple[int, ...]) -> Tensor:
         size = math.prod(shape)
-        if self.used + size > self.size:
-            return self.memory.new_empty(shape)
+        if self.memory is None or self.used + size > len(self.memory):
+            return self.like.new_empty(shape)
         self.used += size
         return self.memory[self.used - size : self.used].view(shape)
-
-    def clear(self) -> None:
-        self.used = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +242,7 @@ class _Pile:
         """Elements of what each row reads."""
         return self.counts * (2 * self.keys[0].numel())
 
-    def read(self, lines: Index, scratch: _Scratch) -> _Read:
+    def read(self, lines: Index, memory: _Memory) -> _Read:
         """What some rows read. Those that read less have their last piece again, and hidden."""
         device = self.keys.device
         counts = self.counts[lines][:, None]
@@ -239,8 +263,8 @@ class _Pile:
             bias = bias.masked_fill(filled_up.repeat_interleave(self.keys.shape[1], 1), -torch.inf)
         shape = numbers.numel(), *self.keys.shape[1:]
         return _Read(
-            picked(self.keys, scratch.take(shape))[:, None],
-            picked(self.values, scratch.take(shape))[:, None],
+            picked(self.keys, memory.take(shape))[:, None],
+            picked(self.values, memory.take(shape))[:, None],
             None if bias is None else bias[:, None, None],
             None if self.last is None else picked(self.last)[:, None, None],
         )
@@ -261,16 +285,17 @@ def _levels_read(
 
 
 def _piles(
-    k: Tensor, v: Tensor, plan: BlockPlan, levels: Index, padding: KeyPadding | None
-) -> list[_Pile]:
+    k: Tensor, v: Tensor, plan: BlockPlan, levels: Index, padding: KeyPadding | None,
+    memory: _Memory,
+) -> list[_Pile]:  # fmt: skip
     """One of all levels but the mean of a block, whose pieces are of one key."""
     sorts = [r for r in plan.ratios if r != MEAN], [r for r in plan.ratios if r == MEAN]
-    return [_pile(k, v, ratios, plan, levels, padding) for ratios in sorts if ratios]
+    return [_pile(k, v, ratios, plan, levels, padding, memory) for ratios in sorts if ratios]
 
 
 def _pile(
     k: Tensor, v: Tensor, ratios: list[int], plan: BlockPlan, levels: Index,
-    padding: KeyPadding | None,
+    padding: KeyPadding | None, memory: _Memory,
 ) -> _Pile:  # fmt: skip
     B, heads, tokens, _ = k.shape
     N, block = plan.layout.N, plan.blocks.k
@@ -289,8 +314,9 @@ def _pile(
             last.expand(B, heads, -1),
         )
         for part, each in zip(parts, found, strict=True):
-            part.append(each.reshape(-1, length, *each.shape[3:]))
-    keys, values, log_counts, last = map(_stacked, parts)
+            part.append(each)
+    keys, values = (_stacked(some, length, memory) for some in parts[:2])
+    log_counts, last = (_stacked(some, length) for some in parts[2:])
     alike = max(sizes) == 1 and padding is None and N * block == tokens
     numbers, first = _pieces(
         levels, heads, {r: block // s // length for r, s in zip(ratios, sizes, strict=True)}
@@ -300,8 +326,17 @@ def _pile(
     )
 
 
-def _stacked(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _stacked(levels: list[Tensor], length: int, memory: _Memory | None = None) -> Tensor:
+    """Pieces of all levels [B, Hkv, tokens, ...], one behind the other."""
+    parts = [level.unflatten(2, (-1, length)) for level in levels]
+    if len(parts) == 1 and parts[0].is_contiguous():
+        return parts[0].flatten(0, 2)
+    sizes = [math.prod(part.shape[:3]) for part in parts]
+    shape = sum(sizes), *parts[0].shape[3:]
+    whole = parts[0].new_empty(shape) if memory is None else memory.take(shape)
+    for part, into in zip(parts, whole.split(sizes), strict=True):
+        into.view(part.shape).copy_(part)
+    return whole
 
 
 def _pieces(levels: Index, kv_heads: int, pieces: dict[int, int]) -> tuple[Index, Index]:
