@@ -10,43 +10,25 @@ do not decide about clips: see nano_quality.py.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import platform
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from jali import (
-    Entropy,
-    Method,
-    RateDistortion,
-    Site,
-    Tables,
-    TokenGrid,
-    __version__,
-    load_pipeline,
-)
-from jali.evaluation.inspection import capture
+from benchmarks.captured import BLOCK, GRID, about, arguments, asked_calls
+from jali import Entropy, Method, RateDistortion, Tables
+from jali.evaluation.inspection import Capture
 from jali.files import write_json
-from jali.generation.settings import Settings
 from jali.kernels.lists import MEAN, group_size
 from jali.methods.method import Query
 from jali.methods.sampling import jittered_positions
 from jali.tokens.layout import BlockLayout, Blocks
-from training.scene import prompts
 
 BUDGETS = (0.5, 0.3, 0.15, 0.08)
-SIZE = {"height": 192, "width": 320, "num_frames": 37}
-GRID, BLOCK, STEPS = TokenGrid.video(10, 24, 40), 128, 12
-CHECKED = (
-    4  # rows of every query block on which errors are measured; not those that were planned by
-)
+# Rows of every query block on which errors are measured; not those that were planned by.
+CHECKED = 4
 METHODS: dict[str, Method] = {
     "entropy": Entropy(q_block=BLOCK, k_block=BLOCK),
     **{f"samples, {n} rows": RateDistortion(samples=n) for n in (2, 4, 8, 16)},
@@ -59,36 +41,16 @@ METHODS: dict[str, Method] = {
 }
 
 
-def captured(folder: Path, count: int, steps: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """The calls of some held-out prompts, from the folder where they lie there already."""
-    pipe = None
-    for i, text in enumerate(prompts(count)):
-        file = folder / f"prompt{i}.pt"
-        if not file.exists():
-            pipe = pipe or load_pipeline("nano", device="cpu", dtype=torch.float32)
-            asked = Settings("nano", method="dense", steps=STEPS, guidance=4.0, seed=i, **SIZE)
-            calls = capture(pipe, asked.resolve(), text, range(8), steps)
-            kept = [
-                {
-                    "step": c.site.step, "layer": c.site.layer, "q": c.q, "k": c.k, "v": c.v,
-                    "scale": c.scale,
-                }
-                for c in calls
-            ]  # fmt: skip
-            torch.save(kept, file)
-        yield from torch.load(file, mmap=True)
-
-
 class Rows:
     """What some rows of a call read of each key block at every level: the output of any plan.
 
     [1, H, rows of a block, M, N, D + 1] for each level, the last being mass; dense is in full.
     """
 
-    def __init__(self, call: dict[str, Any], site: Site) -> None:
-        q, k, v = call["q"], call["k"], call["v"]
-        at = jittered_positions(GRID.tokens, BLOCK, CHECKED, 1000, site, q.device)  # [M, rows]
-        rows = q[:, :, at.T] * call["scale"]  # [1, H, rows, M, D]
+    def __init__(self, call: Capture) -> None:
+        q, k, v = call.q, call.k, call.v
+        at = jittered_positions(GRID.tokens, BLOCK, CHECKED, 1000, call.site, q.device)  # [M, rows]
+        rows = q[:, :, at.T] * call.scale  # [1, H, rows, M, D]
         self.parts, peak = {}, None
         for level in (1, 2, 4, 8, MEAN):
             size = group_size(level, BLOCK)
@@ -114,13 +76,12 @@ def _output(parts: Any) -> torch.Tensor:
     return whole[..., :-1] / whole[..., -1:]
 
 
-def errors(call: dict[str, Any]) -> Iterator[tuple[str, float, float, float]]:
+def errors(call: Capture) -> Iterator[tuple[str, float, float, float]]:
     """(method, budget, achieved cost, error) of one call."""
-    site = Site(call["step"], STEPS, call["layer"], 8)
-    seen = Rows(call, site)
+    seen = Rows(call)
     for name, method in METHODS.items():
         tables, layout = Tables(), _layout(method)  # one table for all budgets
-        query = Query(call["q"], call["k"], layout, site, call["scale"], v=call["v"], tables=tables)
+        query = Query(call.q, call.k, layout, call.site, call.scale, v=call.v, tables=tables)
         for budget in BUDGETS:
             plan = method.with_budget(budget).plan(query)
             yield name, budget, plan.cost, seen.error(plan.levels)
@@ -132,29 +93,11 @@ def _layout(method: Method) -> BlockLayout:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--captures", type=Path, help="a folder that keeps q, k and v")
-    parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--steps", default="2,5,8")
-    parser.add_argument("--layers", default="1,4,7")
-    asked = parser.parse_args()
-    steps, layers = ([int(x) for x in given.split(",")] for given in (asked.steps, asked.layers))
-    folder = asked.captures or Path(tempfile.mkdtemp())
+    asked = arguments(__doc__)
     planning = {name: each.planning_share(_layout(each)) for name, each in METHODS.items()}
     found: dict[tuple[str, float], list[tuple[float, float]]] = {}
-    result = {
-        "machine": {
-            "device": platform.machine(), "jali": __version__, "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "date": datetime.date.today().isoformat(),
-        "size": SIZE, "tokens": GRID.tokens, "steps": steps, "of_steps": STEPS, "layers": layers,
-        "prompts": list(prompts(asked.prompts)), "calls": 0, "rows": [],
-    }  # fmt: skip
-    for call in captured(folder, asked.prompts, tuple(steps)):
-        if call["step"] not in steps or call["layer"] not in layers:
-            continue
+    result: dict[str, Any] = about(asked) | {"calls": 0, "rows": []}
+    for call in asked_calls(asked):
         for name, budget, cost, error in errors(call):
             found.setdefault((name, budget), []).append((cost, error))
         result["calls"] += 1
@@ -167,7 +110,7 @@ def main() -> None:
             for (name, budget), own in found.items()
         ]  # fmt: skip
         write_json(asked.output, result, sort_keys=False)
-        print(result["calls"], call["step"], call["layer"], flush=True)
+        print(result["calls"], call.site.step, call.site.layer, flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import itertools
 import os
 import platform
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,11 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.estimates import GRID, captured
+from benchmarks.captured import GRID, captured
 from jali import Svg, Svg2, Tiled, __version__
 from jali.attend import prepare
 from jali.checks import check_call
 from jali.evaluation.bench.measure import median_ms
+from jali.evaluation.inspection import Capture
 from jali.files import write_json
 from jali.planning.cluster import balanced_order, second_moment
 from jali.planning.scoring import block_means
@@ -92,11 +94,11 @@ def kmeans(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def mass(
-    call: dict[str, Any], rows: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], share: float
+    call: Capture, rows: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], share: float
 ) -> tuple[float, float]:
     """The exact mass in the best clusters of every row that hold no more than a share of the keys,
     by the products of means; and the share that they do hold."""
-    q, k, scale = call["q"][0], call["k"][0], call["scale"]
+    q, k, scale = call.q[0], call.k[0], call.scale
     (q_label, q_mean), (k_label, k_mean) = rows, keys
     H, S, _ = q.shape
     size = torch.zeros_like(k_mean[..., 0]).scatter_add_(1, k_label, torch.ones_like(k[..., 0]))
@@ -112,9 +114,9 @@ def mass(
     return float((found * read).sum(-1).mean()), float((read * size[:, None]).sum(-1).mean() / S)
 
 
-def masses(call: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
+def masses(call: Capture) -> dict[str, dict[str, tuple[float, float]]]:
     """Of every way to make clusters, at every share: mass, and keys that are held."""
-    q, k = call["q"][0], call["k"][0]
+    q, k = call.q[0], call.k[0]
     S = q.shape[1]
     place = torch.from_numpy(Tiled().positions(GRID)).to(q.device).expand(q.shape[:2])
 
@@ -164,10 +166,10 @@ def main() -> None:
     calls = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.captures or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
         for call in itertools.islice(captured(folder, asked.prompts, (3, 7)), 0, None, asked.every):
             calls += 1
-            call = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in call.items()}
+            q, k, v = (x.to(device) for x in (call.q, call.k, call.v))
+            call = replace(call, q=q, k=k, v=v)
             for name, shares in masses(call).items():
                 for share, pair in shares.items():
                     found.setdefault(name, {}).setdefault(share, []).append(pair)

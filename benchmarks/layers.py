@@ -11,32 +11,23 @@ call's own numbers. Single layers do not decide about clips: see `jali arena`.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.estimates import GRID, SIZE, STEPS, captured
-from benchmarks.nano_quality import weights_digest
-from jali import Blocks, Method, Site, Tables, attend, make_method, nano
+from benchmarks.captured import BLOCK, about, arguments, asked_calls
+from jali import Blocks, Method, Tables, attend, make_method
 from jali.evaluation.arena.match import matched
-from jali.evaluation.bench.machine import machine
 from jali.evaluation.inspection import Capture
 from jali.evaluation.inspection.judge import planned
 from jali.files import write_json
 from jali.methods import METHODS, Dense
-from training.scene import prompts
 
 COSTS = (0.48, 0.32, 0.16)  # 36, 24 and 12 of 75 blocks, so that whole blocks round for nobody
-LAYERS = 8  # of nano
-BLOCK = 128
 
 
 def chosen() -> Iterator[Method]:
@@ -82,27 +73,10 @@ def score(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--captures", type=Path, help="a folder that keeps q, k and v")
-    parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--steps", default="2,5,8")
-    parser.add_argument("--layers", default="1,4,7")
-    asked = parser.parse_args()
-    steps, layers = ([int(x) for x in given.split(",")] for given in (asked.steps, asked.layers))
-    folder = asked.captures or Path(tempfile.mkdtemp())
-    result: dict[str, Any] = {
-        "machine": machine(torch.device("cpu")), "size": SIZE, "tokens": GRID.tokens,
-        "steps": steps, "of_steps": STEPS, "layers": layers, "of_layers": LAYERS,
-        "weights": weights_digest(nano.folder()), "prompts": list(prompts(asked.prompts)),
-        "calls": 0, "rows": [],
-    }  # fmt: skip
+    asked = arguments(__doc__)
+    result: dict[str, Any] = about(asked) | {"calls": 0, "rows": []}
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for one in captured(folder, asked.prompts, tuple(steps)):
-        if one["step"] not in steps or one["layer"] not in layers:
-            continue
-        site = Site(one["step"], STEPS, one["layer"], LAYERS)
-        call = Capture(site, GRID, one["q"], one["k"], one["v"], None, one["scale"])
+    for call in asked_calls(asked):
         for made in scores(call):
             key = tuple(made[name] for name in ("method", "blocks", "planning", "cost"))
             found.setdefault(key, []).append(made)
@@ -118,7 +92,7 @@ def main() -> None:
             for (method, blocks, planning, cost), own in found.items()
         ]  # fmt: skip
         write_json(asked.output, result, sort_keys=False)
-        print(result["calls"], one["step"], one["layer"], flush=True)
+        print(result["calls"], call.site.step, call.site.layer, flush=True)
 
 
 if __name__ == "__main__":

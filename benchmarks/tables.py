@@ -547,8 +547,8 @@ def estimates_table() -> str | None:
     lines = [
         f"nano, {result['tokens']:,} tokens, layers {layers} at steps {steps} of "
         f"{result['of_steps']}, {len(result['prompts'])} prompts: means over {result['calls']} "
-        f"calls, {result['date']}. What planning takes is a share of a dense call's arithmetic, "
-        f"for heads of 128.",
+        f"calls, {result['machine']['date']}. What planning takes is a share of a dense call's "
+        "arithmetic, for heads of 128.",
         "",
         f"| estimate | planning | {' | '.join(f'error at {b:g}' for b in budgets)} |",
         "|---|---:|" + "---:|" * len(budgets),

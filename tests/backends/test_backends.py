@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -89,6 +90,34 @@ def test_any_strides(method: Method, heads: int, tokens: int) -> None:
         found = attend(*several, method=method, backend="torch")
         assert relative(found.out, wanted.out) < 5e-6
         torch.testing.assert_close(found.lse, wanted.lse, atol=1e-5, rtol=1e-5)
+
+
+def test_threads_have_memory_of_their_own() -> None:
+    """Calls at the same time do not write over what others gathered."""
+    inputs = [tensors(700 + 60 * i, D=32, seed=i) for i in range(4)]
+
+    def call(i: int) -> torch.Tensor:
+        return attend(*inputs[i], method=Psa(q_block=32, k_block=32), backend="torch").out
+
+    alone = [call(i) for i in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(call, list(range(4)) * 8))
+    assert all(torch.equal(out, alone[i % 4]) for i, out in enumerate(together))
+
+
+def test_memory_kept_from_inference_mode_serves_elsewhere() -> None:
+    q, k, v = tensors(500, D=32)
+
+    def call() -> torch.Tensor:
+        return attend(q, k, v, method=Psa(q_block=32, k_block=32), backend="torch").out
+
+    def both() -> bool:
+        with torch.inference_mode():
+            first = call()
+        return torch.equal(first, call())
+
+    with ThreadPoolExecutor(1) as new_thread:
+        assert new_thread.submit(both).result()
 
 
 @pytest.mark.parametrize("method", [Psa(q_block=32, k_block=16), Entropy(Budget(0.4), tail=True)])
