@@ -106,7 +106,7 @@ def test_threads_have_memory_of_their_own() -> None:
 
 
 def test_memory_kept_from_inference_mode_serves_elsewhere() -> None:
-    q, k, v = tensors(500, D=32)
+    q, k, v = tensors(500, D=32, dtype=torch.float64)
 
     def call() -> torch.Tensor:
         return attend(q, k, v, method=Psa(q_block=32, k_block=32), backend="torch").out
