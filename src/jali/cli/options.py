@@ -18,7 +18,8 @@ from jali.cli.exits import input_errors, refuse
 from jali.error import show
 from jali.generation import settings as described
 from jali.generation.prompts import as_typed
-from jali.generation.settings import SettingDescription, Settings
+from jali.generation.setting import SettingDescription
+from jali.generation.settings import Settings
 from jali.name import METRICS, method_names
 from jali.value import suggest
 

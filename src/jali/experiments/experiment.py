@@ -8,7 +8,8 @@ from typing import Any
 
 from jali.experiments.results import check_tag
 from jali.generation.prompts import check_prompt
-from jali.generation.settings import COUNT, LATER, SettingDescription, SettingError, Settings
+from jali.generation.setting import COUNT, SettingDescription, SettingError
+from jali.generation.settings import LATER, Settings
 
 DENSE = "dense"  # a variant of every experiment
 RECIPE = "recipe"  # the variant of one that `jali tune` made

@@ -6,12 +6,13 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jali import files
-from jali.error import ArgumentError, show
+from jali.error import show
+from jali.generation.setting import MOST, SettingDescription, SettingError, count, setting
 from jali.name import NO_RECIPE, is_recipe_file, shipped_recipe
 from jali.planning.curve import SHAPES
 
@@ -23,76 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("jali")
 
 ATTENTION, SIZE, PLACE = "Attention", "What is made", "Where and how it runs"
-COUNT, MOST = "a count of at least 1", 1_000_000
 LARGEST_SEED = 2**63 - 1  # torch takes 64 bits, and clip i has seed + i
 LATER = ("recipe", "compile")  # settings that manifests of the same version may lack
-RULES = {str: "text", Path: "text", bool: "true or false", Mapping: "names with their values"}
-
-
-class SettingError(ArgumentError):
-    """A value that a setting cannot have: `name` and what it `must` be, the value included."""
-
-
-@dataclass(frozen=True, slots=True)
-class SettingDescription:
-    """What a setting takes, and the words for it: checks and command-line options are made of it.
-
-    `flag` is the option where it is not the setting's name, `shown` stands for the default in a
-    help text, and `usual` is the command line's own default.
-    """
-
-    kind: Any  # int, float, bool, str, Path (kept as text) or Mapping
-    help: str
-    panel: str | None
-    rule: str = ""  # what a number must be
-    least: float = -math.inf
-    most: float = math.inf
-    others: tuple[Any, ...] = ()  # values of another kind
-    flag: str | None = None
-    shown: str | None = None
-    usual: Any = None
-
-    def takes(self, value: Any) -> bool:
-        """Whether this may be the setting's value."""
-        if self.kind in (int, float):
-            number = (int, float) if self.kind is float else int
-            if isinstance(value, bool) or not isinstance(value, number):
-                return False
-            return self.least <= value <= self.most and abs(value) != math.inf
-        if self.kind in (str, Path):
-            return isinstance(value, str) and (bool(value.strip()) or value in self.others)
-        return isinstance(value, self.kind) or value in self.others
-
-    def can_be_written(self, value: Any) -> bool:
-        """Whether a manifest can hold it: bytes that are no UTF-8 arrive as half letters."""
-        try:
-            return bool(files.canonical(value).encode())
-        except (TypeError, ValueError, RecursionError):
-            return False
-
-    def check(self, name: str, value: Any) -> None:
-        if not self.takes(value):
-            must = self.rule or RULES[self.kind]
-            if isinstance(value, int) and value > self.most and "at most" not in must:
-                must += f" and at most {self.most:,}"
-            raise SettingError(name, f"must be {must}, got {show(value)}")
-        if not self.can_be_written(value):
-            must = "text in UTF-8" if isinstance(value, str) else "values that JSON can hold"
-            raise SettingError(name, f"must be {must}, got {show(value)}")
-
-
-def setting(kind: Any, default: Any, panel: str | None, help: str, **more: Any) -> Any:
-    """A field of `Settings` with its description."""
-    about = {"description": SettingDescription(kind, help, panel, **more)}
-    if default is Mapping:
-        return field(default_factory=dict, metadata=about)
-    return field(default=default, metadata=about)
-
-
-def count(default: int | None, panel: str, help: str) -> Any:
-    """A whole number of at least 1; where it is None, the model has its own."""
-    shown = "the model's" if default is None else None
-    return setting(int, default, panel, help, rule=COUNT, least=1, most=MOST, shown=shown)
 
 
 @dataclass(frozen=True)
