@@ -106,17 +106,25 @@ def _spread(values: Sequence[float], metric: str) -> Spread:
 
 def elsewhere(model: str, run: RunSize, method: Method, work: float) -> dict[str, float]:
     """By the cost model, how many times as fast all transformer calls would be on the devices that
-    it knows."""
+    it knows. Not where dense attention is shorter than what a sparse call takes at least: there
+    launches decide, and the model knows arithmetic."""
     card, found = model_card(model), {}
     frames, height, width = card.token_size
     box = VideoScale(width, height, frames).box(run.num_frames, run.height, run.width)
     for device, known in forecast.constants()["devices"].items():
         pooled = method.executed_ratios != (1,)
         backend = "torch" if "fa4" not in known else "fa4+triton" if pooled else "fa4"
+        tokens = box.tokens + card.text_tokens
+        times = forecast.attention_times(
+            heads=card.batch * card.heads, head_dim=card.head_dim, tokens=tokens, cost=work,
+            device=device, backend=backend,
+        )  # fmt: skip
+        if times is None or times[0] < known[backend]["fixed_ms"]:
+            continue
         faster = forecast.speedup_on(
-            device, heads=card.heads, head_dim=card.head_dim, tokens=box.tokens + card.text_tokens,
-            batch=card.batch, cost=work, sparse_share=1.0, layers=sum(card.layers),
-            weights=card.weights, backend=backend,
+            device, heads=card.heads, head_dim=card.head_dim, tokens=tokens, batch=card.batch,
+            cost=work, sparse_share=1.0, layers=sum(card.layers), weights=card.weights,
+            backend=backend,
         )  # fmt: skip
         if faster is not None:
             found[device] = round(faster, 2)
