@@ -55,7 +55,8 @@ class Torch(Backend):
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         each = q.shape[1] // k.shape[1]
         copies = sum(1 / group_size(ratio, plan.blocks.k) for ratio in plan.ratios)
-        at_once = max(1, int(_room(q).copied / (2 * k[:, 0].numel() * copies)))
+        most = max(1, int(_room(q).copied / (2 * k[:, 0].numel() * copies)))
+        at_once = -(-k.shape[1] // -(-k.shape[1] // most))  # about as many each time
         for kv in range(0, k.shape[1], at_once):
             some, heads = slice(kv, kv + at_once), slice(kv * each, (kv + at_once) * each)
             _attend_heads(
