@@ -28,7 +28,7 @@ from jali.tokens.padding import KeyPadding
 # Keys and values of a chunk, in a cache while they are read.
 GATHERED_BYTES = 8 * 2**20
 # Pooled, padded or rearranged keys and values are copies: of so many heads at a time.
-COPIED_BYTES = 24 * 2**20
+COPIED_BYTES = 12 * 2**20
 # Elsewhere (a GPU without Triton) few long chunks count, not the cache: so many times q in fp32.
 GATHERED_ON_DEVICE, COPIED_ON_DEVICE = 1, 1
 # Rows of a chunk are filled up to the longest: by at most so much of what they read, and so many
