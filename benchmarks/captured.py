@@ -48,10 +48,11 @@ def about(asked: argparse.Namespace) -> dict[str, Any]:
 
 def asked_calls(asked: argparse.Namespace) -> Iterator[Capture]:
     """Those of the asked steps and layers."""
-    folder = asked.captures or Path(tempfile.mkdtemp())
-    for call in captured(folder, asked.prompts, tuple(asked.steps)):
-        if call.site.step in asked.steps and call.site.layer in asked.layers:
-            yield call
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = asked.captures or Path(scratch)
+        for call in captured(folder, asked.prompts, tuple(asked.steps)):
+            if call.site.step in asked.steps and call.site.layer in asked.layers:
+                yield call
 
 
 def captured(folder: Path, count: int, steps: tuple[int, ...]) -> Iterator[Capture]:

@@ -3,7 +3,7 @@
     python -m benchmarks.layers --output benchmarks/results/layers-nano-cpu.json
 
 q, k and v of some layers and steps of dense clips are captured once (`--captures` keeps them), as
-in estimates.py. Every method and both controls plan for them through `jali.attend`, each asked for
+in captured.py. Every method and both controls plan for them through `jali.attend`, each asked for
 what makes its achieved cost the wanted one. An error is ‖out − dense‖ / ‖dense‖ of a call's whole
 output. What a method would keep from an earlier step (`rd`, `mass`, `svg2`) it makes from the
 call's own numbers. Single layers do not decide about clips: see `jali arena`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jali.evaluation.arena.record import Record
 from jali.evaluation.arena.row import Row
@@ -114,20 +115,19 @@ def elsewhere(model: str, run: RunSize, method: Method, work: float) -> dict[str
     for device, known in forecast.constants()["devices"].items():
         pooled = method.executed_ratios != (1,)
         backend = "torch" if "fa4" not in known else "fa4+triton" if pooled else "fa4"
-        tokens = box.tokens + card.text_tokens
-        times = forecast.attention_times(
-            heads=card.batch * card.heads, head_dim=card.head_dim, tokens=tokens, cost=work,
-            device=device, backend=backend,
-        )  # fmt: skip
+        call: dict[str, Any] = {
+            "head_dim": card.head_dim, "tokens": box.tokens + card.text_tokens, "cost": work,
+            "backend": backend,
+        }  # fmt: skip
+        times = forecast.attention_times(heads=card.batch * card.heads, device=device, **call)
         if times is None or times[0] < known[backend]["fixed_ms"]:
             continue
         faster = forecast.speedup_on(
-            device, heads=card.heads, head_dim=card.head_dim, tokens=tokens, batch=card.batch,
-            cost=work, sparse_share=1.0, layers=sum(card.layers), weights=card.weights,
-            backend=backend,
+            device, heads=card.heads, batch=card.batch, sparse_share=1.0, layers=sum(card.layers),
+            weights=card.weights, **call,
         )  # fmt: skip
-        if faster is not None:
-            found[device] = round(faster, 2)
+        assert faster is not None
+        found[device] = round(faster, 2)
     return found
 
 
