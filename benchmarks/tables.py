@@ -500,6 +500,14 @@ def nano_quality_table() -> str | None:
     return page(result, picture if (ROOT / "docs" / picture).exists() else None)
 
 
+def curves_table() -> str | None:
+    """Curves and floors at equal totals, a part for every size."""
+    from curve_tables import page
+
+    files = sorted(RESULTS.glob("curves-nano-*.json"))
+    return "\n\n".join(page(json.loads(file.read_text("utf-8"))) for file in files) or None
+
+
 def of_totals(name: str) -> str | None:
     """A part of what `quality_tables` makes from the totals."""
     import quality_tables
@@ -649,6 +657,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "nano-evidence": nano_evidence_table,
     "nano-judge": nano_judge_table,
     "nano-quality": nano_quality_table,
+    "nano-curves": curves_table,
     "nano-reading": functools.partial(of_totals, "reading"),
     "nano-sentence": functools.partial(of_totals, "sentence"),
     "nano-rows": functools.partial(of_totals, "rows_section"),
