@@ -115,6 +115,25 @@ def test_a_schedule_follows_its_curve():
     assert method.why_dense(Site(0, 12, 3, 8), 1000) == "budget 1 in step 0"
 
 
+@pytest.mark.parametrize(
+    ("total", "shape"),
+    [(0.2, "exponential"), (0.549, "exponential"), (0.55, "linear"), (1, "linear")],
+)
+def test_a_high_total_falls_linearly_unless_a_curve_is_named(total, shape):
+    def asked(curve=None):
+        return chosen_method("entropy", None, None, None, None, {}, total=total, curve=curve)
+
+    assert asked().curve == Curve(total, shape)
+    for other in ("exponential", "linear"):
+        assert asked(other).curve == Curve(total, other)
+
+
+def test_a_schedule_keeps_its_own_curve_at_another_total():
+    own = Schedule(Entropy(), curve=Curve(0.4, "exponential"))
+    found = chosen_method(own, None, None, None, None, {}, total=0.7)
+    assert found.curve == Curve(0.7, "exponential")
+
+
 def test_a_total_may_be_asked_of_a_warm_up():
     method = chosen_method("entropy", None, None, None, None, {}, total=0.5, curve="flat")
     budget = method.at(Site(9, 10, 3, 8)).mean_budget

@@ -8,7 +8,7 @@ from typing import Any
 from jali.integration.config import BUDGET, TOTAL, WARMUP
 from jali.integration.models.preset import preset_for
 from jali.methods import METHODS, Dense, Method, Schedule, make_method
-from jali.planning.curve import Curve
+from jali.planning.curve import Curve, usual_shape
 from jali.value import check_share, check_steps
 
 
@@ -86,7 +86,7 @@ def with_total(method: Method, total: float, curve: str | tuple[float, ...] | No
     """The method with budgets that make a whole run cost `total`; its own curve unless one is
     given, and one that falls where it has none."""
     own = method if isinstance(method, Schedule) else Schedule(method)
-    known = own.curve or Curve(total)
+    known = own.curve or Curve(total, usual_shape(total))
     made = replace(known, total=total, shape=curve or known.shape)
     return replace(own, budgets=(), curve=made)
 

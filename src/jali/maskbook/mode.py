@@ -25,7 +25,7 @@ from jali.maskbook.noise import noise_levels
 from jali.maskbook.resample import schedule_like
 from jali.methods import Schedule
 from jali.planning.budget import Budget
-from jali.planning.curve import Curve
+from jali.planning.curve import Curve, usual_shape
 from jali.planning.site import Site
 
 log = logging.getLogger("jali")
@@ -134,7 +134,7 @@ def book_method(
     assert isinstance(schedule, Schedule)
     if total is None:
         return schedule
-    made = whole or (Curve(total) if curve is None else Curve(total, curve))
+    made = whole or Curve(total, usual_shape(total) if curve is None else curve)
     if not book.derives:
         made = BookCurve(made.total, made.shape, made.floor, made.layers, book=book)
     schedule = replace(schedule, curve=made)
