@@ -116,7 +116,14 @@ VARIANTS: dict[str, Method] = {
     "svg2_tail": Svg2(budget=0.2, q_block=32, k_block=16, tail=True),
     "random": Random(Budget(0.3), q_block=32, k_block=16),
     "local": Local(Budget(0.3), q_block=32, k_block=16, window=(2, 4, 4)),
-    "graded": Schedule(Entropy(q_block=32, k_block=16), curve=Curve(0.5, "flat")),
+    "graded": Schedule(Entropy(q_block=32, k_block=16), curve=Curve(0.5)),
+    "graded_flat": Schedule(Entropy(q_block=32, k_block=16), curve=Curve(0.5, "flat")),
+    "graded_rd": Schedule(
+        RateDistortion(samples=3, q_block=32, k_block=16), curve=Curve(0.4, "linear", 0.05)
+    ),
+    "graded_psa_tail": Schedule(
+        Psa(q_block=32, k_block=16, tail=True), curve=Curve(0.5, (1.5, 0.8, 0.4))
+    ),
     "schedule": Schedule(Entropy(Budget(0.4), q_block=32, k_block=16), min_tokens=2),
 }  # fmt: skip
 

@@ -82,6 +82,22 @@ def test_auto_stays_dense_and_says_so() -> None:
     assert run.stats().cost == 1
 
 
+def test_auto_asks_for_the_budget_of_each_call(monkeypatch: Any) -> None:
+    """The mean of a falling run would be faster; its first sparse steps are not."""
+    monkeypatch.setattr(forecast, "attention_speedup", lambda *, cost, **_: 0.7 / cost)
+    pipe = tiny.wan(4)
+    with jali.sparse_processor_mode(pipe, total=0.5, when="auto") as run:
+        tiny.generate(pipe, tiny.WAN_CALL, steps=8)
+    budgets = [row[0] for row in jali.Curve(0.5).budgets(8, 4)]
+    assert sum(0.7 < budget < 1 for budget in budgets) == 1
+    stats = run.stats()
+    for row in stats.rows:
+        slower = row.reason is not None and "would not be faster" in row.reason
+        assert slower == (0.7 < budgets[row.step] < 1)
+    assert run.summary().count("would not be faster") == 1
+    assert stats.cost > 0.5
+
+
 def test_an_explicit_call_is_sparse_and_warns_once(caplog: Any) -> None:
     pipe = tiny.wan(2)
     with jali.sparse_processor_mode(pipe, 0.9, warmup_frac=0) as run:

@@ -339,11 +339,11 @@ class Run:
             method = self.steered.at(method, site)
         if found is not None and found.method is method:
             return found
-        why = grid if isinstance(grid, str) else self._why_slower(q, here)
-        if why is not None:
-            call.prepared[shape] = self._tell(why)
-            return why
-        assert isinstance(grid, TokenGrid)
+        if isinstance(grid, str):
+            call.prepared[shape] = self._tell(grid)
+            return grid
+        if (why := self._why_slower(q, here, method)) is not None:
+            return self._tell(why)
         assert call.mask is not None
         padding = call.mask.padding
         order = None if ranks == 1 else joint_order(here.family, grid, ranks, q.device)
@@ -354,23 +354,27 @@ class Run:
         prepared = call.prepared[shape] = prepare(checked, method, self.backend)
         return prepared
 
-    def _why_slower(self, q: Tensor, here: RunTransformer) -> str | None:
-        """Why a sparse call stays dense, where it would be slower and nobody insists on it."""
+    def _why_slower(self, q: Tensor, here: RunTransformer, method: Method) -> str | None:
+        """Why a sparse call stays dense, where it would be slower and nobody insists on it. Then
+        its own budget counts; a warning is of the whole run."""
         B, S, H, D = q.shape
-        key = (here.index, B, S, H, D, q.device)
+        self._shape = shape = here.index, B, S, H, D, q.device
+        cost = method.mean_budget if self.when == "auto" else self.budget
+        key = *shape, cost
         if key not in self._speedups:
             task = Task(q.device, q.dtype, D, H, H, S, S, self.method.executed_ratios)
             self._speedups[key] = forecast.attention_speedup(
-                heads=B * H, head_dim=D, tokens=S, cost=self.budget, device=q.device,
+                heads=B * H, head_dim=D, tokens=S, cost=cost, device=q.device,
                 backend=choose(self.backend, task).name,
             )  # fmt: skip
-        faster, self._shape = self._speedups[key], key
+        faster = self._speedups[key]
         if faster is None or faster >= 1:
             return None
-        at = f"{S} tokens on {q.device.type} ({faster:.2f}× per attention call, by the cost model)"
+        at = f"{S} tokens on {q.device.type}"
         if self.when == "auto":
-            return f"sparse would not be faster at {at}"
-        self._tell(f"{forecast.SLOWER} at {at}")
+            return f"sparse would not be faster at {at} with its budget, by the cost model"
+        gain = f"{faster:.2f}× per attention call, by the cost model"
+        self._tell(f"{forecast.SLOWER} at {at} ({gain})")
         return None
 
     def _across(self, ranks: Ranks) -> Method:
