@@ -109,6 +109,8 @@ def attend(
     """
     check_name(backend)
     method = make_method(method)
+    if tables is not None and not isinstance(tables, Tables):
+        raise TypeError(f"tables must be a Tables(), the same in every step; got {tables!r}")
     padding = None
     if key_length is not None or key_mask is not None:
         check_tensors(q, k, v)

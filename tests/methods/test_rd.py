@@ -312,12 +312,23 @@ def test_tables_stay_within_their_limit():
     assert run(size - 1) == (2, 0)  # made anew in every call
 
 
+@pytest.mark.parametrize("method", ["rd", "entropy"])
+def test_what_is_no_tables_is_refused(method):
+    q, k, v = tensors()
+    with pytest.raises(TypeError, match=r"tables must be a Tables\(\), .*; got {}"):
+        attend(q, k, v, method=method, tables={})
+    with pytest.raises(TypeError, match="limit must be an int, got '8GB'"):
+        Tables("8GB")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"budget": 1.5}, "budget must be"),
         ({"price": 0.0}, "price must be a finite number above 0, got 0.0"),
         ({"price": -1.0}, "above 0, got -1.0"),
+        ({"price": "0.1"}, "above 0, got '0.1'"),
+        ({"price": True}, "above 0, got True"),
         ({"levels": (3,)}, "levels are some of 2, 4, 8, mean, skip, got 3"),
         ({"levels": ()}, "levels are some of"),
         ({"k_block": 36}, "cannot be pooled 8×"),

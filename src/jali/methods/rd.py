@@ -84,7 +84,7 @@ class RateDistortion(Method):
 
     def __post_init__(self) -> None:
         check_share("budget", self.budget)
-        if self.price is not None and not 0 < self.price < math.inf:
+        if self.price is not None and not _is_positive(self.price):
             raise ValueError(f"price must be a finite number above 0, got {self.price!r}")
         check_count("samples", self.samples)
         check_steps("keep", self.keep)
@@ -179,6 +179,11 @@ class RateDistortion(Method):
 
     def with_budget(self, mean: float) -> RateDistortion:
         return replace(self, budget=mean, price=None)
+
+
+def _is_positive(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < math.inf
 
 
 def _code(level: int | str) -> int:

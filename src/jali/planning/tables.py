@@ -8,6 +8,7 @@ from torch import Tensor
 
 from jali.planning.site import Site
 from jali.tokens.layout import BlockLayout
+from jali.value import check_count
 
 LIMIT = 8 * 2**30  # bytes; 40 heads × 40 layers of 75,600 tokens take 5.6 GB with both branches
 
@@ -58,6 +59,7 @@ class Tables:
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
+        check_count("limit", limit, least=0)
         self.limit = limit
         self.made = 0
         self.largest = 0
