@@ -19,9 +19,9 @@ HEAVY = ("triton", "diffusers", "flash_attn", "transformers", "matplotlib")
 LAYERS = {
     "kernels": 0, "value": 0, "version": 0, "error": 0, "moved": 0, "lazy": 0, "strict_yaml": 1,
     "files": 1, "name": 2, "device": 1, "tokens": 1, "clips": 2, "planning": 2, "methods": 3,
-    "backends": 3, "presets": 4, "checks": 4, "attend": 5, "functional": 6, "integration": 7, "": 7,
-    "maskbook": 8, "nano": 8, "adapters": 8, "comfyui": 9, "generation": 9, "evaluation": 10,
-    "experiments": 11, "cli": 12, "__main__": 13,
+    "backends": 3, "presets": 4, "checks": 4, "correction": 4, "attend": 5, "functional": 6,
+    "integration": 7, "": 7, "maskbook": 8, "nano": 8, "adapters": 8, "comfyui": 9,
+    "generation": 9, "evaluation": 10, "experiments": 11, "cli": 12, "__main__": 13,
 }  # fmt: skip
 # Neither of these two may import the other: a plan is all they share.
 APART = {("methods", "backends"), ("backends", "methods")}

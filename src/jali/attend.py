@@ -3,7 +3,8 @@
     check_call ─▶ prepare ─▶ PreparedCall.run ─▶ Attended
                                 ├ query    q and k in the layout's order
                                 ├ plan     which blocks are read: the method decides
-                                └ attend   the backend's kernel
+                                ├ attend   the backend's kernel
+                                └ correct  by a few dense rows, where the method has probes
 
 Everything that plans or attends comes through here: `attend`, a diffusers run, a calibration, and
 what `jali inspect` judges.
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from jali.backends import Backend, check_name, choose, dense
 from jali.checks import Call, check_call, check_padding, check_tensors
+from jali.correction import correct, correction_share, probe
 from jali.methods import Dense, Method, Query, make_method
 from jali.planning.plan import BlockPlan, full_plan
 from jali.planning.site import Site
@@ -182,13 +184,25 @@ class PreparedCall(NamedTuple):
         plan, executed = self.plan(query)
         kept = self.method.keeps_tables and tables is not None and tables.made == made
         planning = 0.0 if kept else self.method.planning_share(self.layout)
+        arranged_v = values()
+        probes = None
+        if self.method.probes:
+            probes = probe(query, arranged_v, executed, self.method.probes)
+            planning += correction_share(self.layout, self.method.probes)
         # A rearranged copy has no other use than to hold the result.
         rearranged = self.layout.q.index is not None or query.orders is not None
         out_buffer = query.q if rearranged else None
         out, lse = self.backend.attend(
-            query.q, query.k, values(), executed, query.scale, query.padding, out_buffer
+            query.q, query.k, arranged_v, executed, query.scale, query.padding, out_buffer
         )
-        del query, values, out_buffer  # copies that must not lie beside the result's own
+        del (
+            query,
+            values,
+            arranged_v,
+            out_buffer,
+        )  # copies that must not lie beside the result's own
+        if probes is not None:
+            out = correct(out, probes)
         out = plan.restore(out)
         return Attended(out, lse, plan, executed, self.backend.name, planning)
 

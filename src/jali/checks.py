@@ -64,6 +64,10 @@ def check_call(
     if causal and not method.can_be_causal:
         if method.tail:
             raise ValueError("a tail cannot be causal: the mean of a block holds keys to come")
+        if method.probes:
+            raise ValueError(
+                f"probes={method.probes} cannot be causal: rows to come would correct earlier ones"
+            )
         in_order = isinstance(method.token_order, Raster)
         why = "its scores know" if in_order else "its blocks are not in sequence order and hold"
         raise ValueError(

@@ -149,4 +149,6 @@ def _why_not(method: Method) -> str | None:
         return "it orders every head for itself"
     if method.tail or method.ratios != (1,):
         return "it reads means of keys, and a map says read or skip"
+    if method.probes:
+        return "it corrects what comes of a map"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from jali.planning.plan import BlockPlan
 from jali.planning.scoring import antidiagonal_scores
 from jali.planning.selection import count_to_reach, keep_top
 from jali.tokens.layout import BlockLayout, Blocks
-from jali.value import check_share
+from jali.value import check_count, check_share
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class AdaBsa(Method):
         block_size: tokens in a block, a multiple of 8.
         compat: the original's decisions, its slack and exceptions included.
         tail: read what would be skipped as one mean a block.
+        probes: rows that are computed densely too, and correct all others.
 
     Example:
         >>> attend(q, k, v, method=AdaBsa(sparsity=0.5, cdf_threshold=0.95), grid=(21, 30, 52))
@@ -45,11 +46,13 @@ class AdaBsa(Method):
     block_size: int = 128
     compat: bool = False
     tail: bool = False
+    probes: int = field(default=0, kw_only=True)
 
     name: ClassVar[str] = "ada_bsa"
     STRIDE: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
+        check_count("probes", self.probes, least=0)
         check_share("sparsity", self.sparsity)
         check_share("cdf_threshold", self.cdf_threshold)
         Blocks(self.block_size, self.block_size)
@@ -58,7 +61,7 @@ class AdaBsa(Method):
 
     @property
     def can_be_causal(self) -> bool:  # type: ignore[override]
-        return not self.tail
+        return not (self.tail or self.probes)
 
     @property
     def uneven_heads(self) -> bool:  # type: ignore[override]

@@ -26,6 +26,7 @@ class Draft(Method):
         sparsity_ratio: share of a head's map that is skipped.
         pool_h, pool_w: tokens of a frame that are pooled, down and across; together a block.
         tail: read what would be skipped as one mean a block.
+        probes: rows that are computed densely too, and correct all others.
 
     Example:
         >>> attend(q, k, v, method=Draft(sparsity_ratio=0.75), grid=(21, 30, 52))
@@ -35,11 +36,13 @@ class Draft(Method):
     pool_h: int = 8
     pool_w: int = 16
     tail: bool = field(default=False, kw_only=True)
+    probes: int = field(default=0, kw_only=True)
 
     name: ClassVar[str] = "draft"
     own_schedule = kept_dense(0.3, (0,))  # timesteps above 925 of Wan: 15 of 50 steps
 
     def __post_init__(self) -> None:
+        check_count("probes", self.probes, least=0)
         check_share("sparsity_ratio", self.sparsity_ratio)
         check_count("pool_h", self.pool_h)
         check_count("pool_w", self.pool_w)

@@ -32,6 +32,7 @@ class Entropy(Scored):
         seed: draw the samples at random per (layer, step) instead of evenly.
         q_block, k_block: tokens in a block; None is what the backend likes best.
         order: of the tokens, before they are cut into blocks.
+        probes: rows that are computed densely too, and correct all others.
 
     Example:
         >>> attend(q, k, v, method=Entropy(Budget(0.3), sharpness=2.0), grid=(21, 30, 52))

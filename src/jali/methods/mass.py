@@ -33,7 +33,7 @@ class Mass(Thresholded):
         keep: how long a look serves, as a share of the run (float) or in steps (int).
         budget: instead of `theta`, a share of dense attention's work: its theta is found in every
             call from what is kept, one for all heads.
-        q_block, k_block, order, tail: as `Sol` has them.
+        q_block, k_block, order, tail, probes: as `Sol` has them.
 
     Example:
         >>> Schedule(Mass(theta=0.99), dense_steps=3)

@@ -103,6 +103,11 @@ class Method(abc.ABC):
         return False
 
     @property
+    def probes(self) -> int:
+        """How many rows are computed densely too, to correct all others; 0 corrects nothing."""
+        return 0
+
+    @property
     def executed_ratios(self) -> tuple[int, ...]:
         """`ratios`, with that of the tail."""
         return (*self.ratios, MEAN) if self.tail and MEAN not in self.ratios else self.ratios
@@ -207,8 +212,10 @@ class Scored(Method):
     q_block: int | None = field(default=None, kw_only=True)
     k_block: int | None = field(default=None, kw_only=True)
     tail: bool = field(default=False, kw_only=True)
+    probes: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_count("probes", self.probes, least=0)
         if not isinstance(self.budget, Budget):
             raise TypeError(f"budget must be a Budget, as in Budget(0.3), got {self.budget!r}")
         for name in ("q_block", "k_block"):
@@ -217,7 +224,7 @@ class Scored(Method):
 
     @property
     def can_be_causal(self) -> bool:  # type: ignore[override]
-        return isinstance(self.token_order, Raster) and not self.tail
+        return isinstance(self.token_order, Raster) and not (self.tail or self.probes)
 
     @abc.abstractmethod
     def score(self, query: Query) -> Tensor:

@@ -25,8 +25,10 @@ class Placed(Method):
     budget: float | None = field(default=None, kw_only=True)
     block_size: int = field(default=128, kw_only=True)
     tail: bool = field(default=False, kw_only=True)
+    probes: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_count("probes", self.probes, least=0)
         if self.budget is not None:
             check_share("budget", self.budget)
         check_count("block_size", self.block_size)

@@ -18,7 +18,7 @@ from jali.planning.scoring import key_similarity, peak_scores
 from jali.planning.selection import keep_pyramid, protect
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Gilbert, Order
-from jali.value import check_choice, check_share
+from jali.value import check_choice, check_count, check_share
 
 Range = tuple[float, float]
 Ranges = tuple[tuple[int, Range], ...]
@@ -46,6 +46,7 @@ class Psa(Method):
         aligned: round the number of blocks of a level to whole tiles of PSA's kernels (32 keys), as
             PSA does: up, or down at the end of a row. Key blocks are then a multiple of 32.
         tail: read what would be skipped as one mean a block.
+        probes: rows that are computed densely too, and correct all others.
 
     Example:
         >>> levels = {1: (0, 0.1), 2: (0.1, 0.15), 8: (0.15, 0.35), 0: (0.35, 1)}
@@ -64,6 +65,7 @@ class Psa(Method):
     seed: int = 0
     aligned: bool = False
     tail: bool = False
+    probes: int = field(default=0, kw_only=True)
 
     name: ClassVar[str] = "psa"
     falls: ClassVar[bool] = False  # it reads most blocks coarsely however much it may read
@@ -71,6 +73,7 @@ class Psa(Method):
     TILE: ClassVar[int] = 32  # keys that PSA's kernels read at once
 
     def __post_init__(self) -> None:
+        check_count("probes", self.probes, least=0)
         check_choice("mode", self.mode, ("topk", "thresholdbound"))
         check_choice("axis", self.axis, ("block", "step"))
         check_choice("importance", self.importance, ("softmax", "surrogate"))

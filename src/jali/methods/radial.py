@@ -27,6 +27,7 @@ class Radial(Placed):
         budget: share of the block pairs: bands widen or narrow to it.
         block_size: tokens in a block, and the least width of a band.
         tail: read what would be skipped as one mean a block.
+        probes: rows that are computed densely too, and correct all others.
 
     Example:
         >>> attend(q, k, v, method=Radial(decay_factor=0.2), grid=(18, 48, 80))

@@ -60,6 +60,7 @@ class RateDistortion(Method):
         q_block, k_block: tokens in a block.
         order: of the tokens, before they are cut into blocks.
         seed: of the sampled rows.
+        probes: rows that are computed densely too, and correct all others.
 
     Example:
         >>> attend(q, k, v, method=RateDistortion(0.3, samples=4), grid=(21, 30, 52))
@@ -76,6 +77,7 @@ class RateDistortion(Method):
     k_block: int = field(default=128, kw_only=True)
     order: Order = field(default_factory=Raster, kw_only=True)
     seed: int = field(default=0, kw_only=True)
+    probes: int = field(default=0, kw_only=True)
 
     name: ClassVar[str] = "rd"
     needs_values: ClassVar[bool] = True
@@ -83,6 +85,7 @@ class RateDistortion(Method):
     uneven_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_count("probes", self.probes, least=0)
         check_share("budget", self.budget)
         if self.price is not None and not _is_positive(self.price):
             raise ValueError(f"price must be a finite number above 0, got {self.price!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from jali.planning.selection import keep_top
 from jali.tokens.grid import Box, TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import FrameWindows, Order, Raster, Tiled
-from jali.value import check_share
+from jali.value import check_count, check_share
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class RfV2(Method):
         compat: the original's decisions: its frame-wise 8×8 windows, scores in the input's
             precision with ties kept, forced blocks on top, no own block.
         tail: read what would be skipped as one mean a block.
+        probes: rows that are computed densely too, and correct all others.
 
     Example:
         >>> attend(q, k, v, method=RfV2(sparsity=0.8), grid=(21, 30, 52))
@@ -47,10 +48,12 @@ class RfV2(Method):
     window: tuple[int, int, int] = (2, 8, 8)
     compat: bool = False
     tail: bool = False
+    probes: int = field(default=0, kw_only=True)
 
     name: ClassVar[str] = "rf_v2"
 
     def __post_init__(self) -> None:
+        check_count("probes", self.probes, least=0)
         check_share("sparsity", self.sparsity)
         Blocks(self.block_size, self.block_size)
         object.__setattr__(self, "window", Tiled(self.window).window)

@@ -152,6 +152,10 @@ class Schedule(Method):
         return self.inner.tail
 
     @property
+    def probes(self) -> int:
+        return self.inner.probes
+
+    @property
     def token_order(self) -> Order:
         return self.inner.token_order
 

@@ -27,6 +27,7 @@ class Sol(Thresholded):
         budget: instead of `tau`, a share of dense attention's work, tail included: tau is then
             found in every call, one for all heads.
         tail: read what would be skipped as one mean a block.
+        probes: rows that are computed densely too, and correct all others.
         q_block, k_block: tokens in a block.
         order: of the tokens, before they are cut into blocks.
 

@@ -28,7 +28,7 @@ class Sparge(Thresholded):
         cdfthreshd: the mass to keep.
         topk: instead of that, a share of the key blocks, the same in every row.
         budget: a share of dense attention's work, by one mass for all heads, found in every call.
-        q_block, k_block, order, tail: as `Sol` has them.
+        q_block, k_block, order, tail, probes: as `Sol` has them.
 
     Example:
         >>> attend(q, k, v, method=Sparge(topk=0.5), grid=(21, 30, 52))

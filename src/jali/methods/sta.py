@@ -28,6 +28,7 @@ class Sta(Placed):
         budget: share of the block pairs: the window grows or shrinks to it, in its proportions.
         block_size: tokens in a block, of queries and of keys.
         tail: read what would be skipped as one mean a block.
+        probes: rows that are computed densely too, and correct all others.
 
     Example:
         >>> attend(q, k, v, method=Sta(window_size=(3, 3, 3)), grid=(30, 48, 80))

@@ -30,6 +30,7 @@ class Svg(Placed):
         budget: instead of `sparsity`, the share of the block pairs that is read, whole.
         block_size: tokens in a block, of queries and of keys.
         tail: read what would be skipped as one mean a block.
+        probes: rows that are computed densely too, and correct all others.
 
     Example:
         >>> attend(q, k, v, method=Svg(sparsity=0.25), grid=(21, 30, 52))

@@ -32,7 +32,8 @@ class Svg2(Thresholded):
         min_kc_ratio: a row reads at least this share of the key blocks.
         keep: how long clusters serve, as a share of the run (float) or in steps (int).
         budget: a share of dense attention's work, by one mass for all heads, found in every call.
-        q_block, k_block: tokens in a block, which is a cluster; tail: as `Sol` has it.
+        q_block, k_block: tokens in a block, which is a cluster; tail, probes: as `Sol`
+            has them.
 
     Example:
         >>> attend(q, k, v, method=Svg2(top_p_kmeans=0.9), grid=(21, 30, 52))

@@ -13,7 +13,7 @@ from jali.planning.plan import BlockPlan
 from jali.planning.threshold import plan_of, within_share
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order, Raster
-from jali.value import check_share
+from jali.value import check_count, check_share
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,12 @@ class Thresholded(Method):
     k_block: int = field(default=64, kw_only=True)
     order: Order = field(default_factory=Raster, kw_only=True)
     tail: bool = field(default=False, kw_only=True)
+    probes: int = field(default=0, kw_only=True)
 
     uneven_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_count("probes", self.probes, least=0)
         if self.budget is not None:
             check_share("budget", self.budget)
         Blocks(self.q_block, self.k_block)
