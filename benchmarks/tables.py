@@ -508,6 +508,14 @@ def curves_table() -> str | None:
     return "\n\n".join(page(json.loads(file.read_text("utf-8"))) for file in files) or None
 
 
+def probes_table() -> str | None:
+    """What probes change, a part for every size."""
+    from probe_tables import page
+
+    files = sorted(RESULTS.glob("probes-nano-*.json"))
+    return "\n\n".join(page(json.loads(file.read_text("utf-8"))) for file in files) or None
+
+
 def of_totals(name: str) -> str | None:
     """A part of what `quality_tables` makes from the totals."""
     import quality_tables
@@ -658,6 +666,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "nano-judge": nano_judge_table,
     "nano-quality": nano_quality_table,
     "nano-curves": curves_table,
+    "nano-probes": probes_table,
     "nano-reading": functools.partial(of_totals, "reading"),
     "nano-sentence": functools.partial(of_totals, "sentence"),
     "nano-rows": functools.partial(of_totals, "rows_section"),
