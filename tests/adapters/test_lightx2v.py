@@ -127,6 +127,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rd": ({"method": "rd"}, "rd cannot be a mask generator of LightX2V: it reads v"),
     "psa": ({"method": "psa"}, "psa cannot .*: it reads means of keys"),
     "tail": ({"tail": True}, "entropy cannot .*: it reads means of keys"),
+    "probes": ({"probes": 64}, "entropy cannot .*: it corrects what comes of a map"),
     "svg2": ({"method": "svg2"}, "svg2 cannot .*: it orders every head for itself"),
 }
 
