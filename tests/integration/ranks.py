@@ -85,7 +85,8 @@ def options(method: str) -> dict[str, Any]:
     if method == "dense":
         return {}
     blocks = {"q_block": 64, "k_block": 64} if method in ("entropy", "rd", "sol") else {}
-    return {"mean_budget": 0.3, "warmup_frac": 0, "dense_first_layer": False, **blocks}
+    probes = {"probes": 48} if method == "rd" else {}
+    return {"mean_budget": 0.3, "warmup_frac": 0, "dense_first_layer": False, **blocks, **probes}
 
 
 def once(name: str, method: str) -> torch.Tensor:
