@@ -38,9 +38,8 @@ def alike(tokens: int = 576, H: int = 4, kv: int = 4, D: int = 16, B: int = 1, s
 
 
 def probes_of(exact: torch.Tensor, rows: torch.Tensor) -> Probes:
-    counted = torch.ones(1, 1, len(rows), 1, dtype=torch.bool)
-    sparse = torch.ones(1, 1, exact.shape[2], 1, dtype=torch.bool)
-    return Probes(rows, exact[:, :, rows], counted, sparse)
+    sparse = torch.ones(1, 1, 1, dtype=torch.bool)
+    return Probes(rows, exact[:, :, None, rows], None, sparse, exact.shape[2])
 
 
 def test_what_errs_alike_is_mended() -> None:

@@ -17,12 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from jali import kernels
 from jali.backends import dense
 from jali.methods.method import Query
 from jali.methods.sampling import jittered_positions
 from jali.planning.plan import BlockPlan
 from jali.planning.scoring import at_least_fp32
 from jali.tokens.layout import BlockLayout
+from jali.tokens.padding import KeyPadding
 
 RIDGE = 0.05  # of the mean square of an output's entries
 LEAST = 0.01  # of what a left-out probe does not decide itself
@@ -34,23 +36,57 @@ class Probes(NamedTuple):
     """Rows of a call that were computed densely, in the layout's order."""
 
     rows: Tensor  # int64 [R]
-    exact: Tensor  # [B, H, R, D]
-    counted: Tensor  # bool [B|1, H|1, R, 1]: those of real queries that do not read everything
-    sparse: Tensor  # bool [B|1, H|1, Sq, 1]: which queries do not
+    parts: Tensor  # [B, H, P, R, D], over P parts of the keys
+    lse: Tensor | None  # fp32 [B, H, P, R], where there are several
+    sparse: Tensor  # bool [B|1, H|1, M]: which query blocks do not read everything
+    q_block: int
+    padding: KeyPadding | None = None  # of queries too: those may hold anything
+
+    @property
+    def exact(self) -> Tensor:
+        """[B, H, R, D]."""
+        if self.lse is None:
+            return self.parts[:, :, 0]
+        share = self.lse.softmax(2).nan_to_num_(0.0)  # no part has a real key
+        return (self.parts * share[..., None]).sum(2)
+
+    def of_rows(self, tokens: int) -> Tensor:
+        """Which queries do not read everything. bool [B|1, H|1, Sq, 1]."""
+        return self.sparse.repeat_interleave(self.q_block, -1)[..., :tokens, None]
+
+    def counted(self, tokens: int) -> Tensor:
+        """Which probes are among those, and real. bool [B|1, H|1, R, 1]."""
+        found = self.of_rows(tokens)[:, :, self.rows]
+        if self.padding is None:
+            return found
+        return found & self.padding.valid(tokens)[:, self.rows][:, None, :, None]
 
 
 def probe(query: Query, v: Tensor, plan: BlockPlan, count: int) -> Probes:
     """Attend densely from `count` rows, one at random out of each of as many stretches of the
     sequence; from all where there are no more. `plan` is what the others read."""
-    q, tokens = query.q, query.layout.q.tokens
+    q, k, padding, tokens = query.q, query.k, query.padding, query.layout.q.tokens
     at = jittered_positions(tokens, tokens, min(count, tokens), SEED, query.site, q.device)
     rows = at.flatten()
-    exact = dense.stock(q.index_select(2, rows), query.k, v, query.scale, query.padding)
-    sparse = ~_reads_all(plan).repeat_interleave(plan.blocks.q, -1)[..., :tokens, None]
-    counted = sparse[:, :, rows]
-    if query.padding is not None and tokens == query.layout.k.tokens:  # may hold anything
-        counted = counted & query.padding.valid(tokens)[:, rows][:, None, :, None]
-    return Probes(rows, exact, counted, sparse)
+    lse: Tensor | None = None
+    if _use_kernel(query, len(rows)):
+        k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+        length = padding and padding.length
+        attention = kernels.load("correction").rows_attention
+        parts, lse = attention(q, k, v, rows, query.scale, length)
+    else:
+        some = q.index_select(2, rows)
+        parts = dense.stock(some, k, v, query.scale, padding)[:, :, None]
+    own = padding if tokens == query.layout.k.tokens else None
+    return Probes(rows, parts, lse, ~_reads_all(plan), plan.blocks.q, own)
+
+
+def _use_kernel(query: Query, rows: int) -> bool:
+    """Whether the Triton kernels can do this."""
+    q, padding = query.q, query.padding
+    if not kernels.available(q.device) or q.dtype == torch.float64 or not 16 <= q.shape[3] <= 128:
+        return False
+    return rows % 16 == 0 and rows <= 64 and (padding is None or padding.length is not None)
 
 
 def _reads_all(plan: BlockPlan) -> Tensor:
@@ -65,9 +101,16 @@ def _reads_all(plan: BlockPlan) -> Tensor:
 
 def correct(out: Tensor, probes: Probes) -> Tensor:
     """Add to every row of a sparse output [B, H, Sq, D] what the probes say it lacks, in place."""
+    if probes.lse is not None and out.stride(-1) == 1:
+        found: Tensor = kernels.load("correction").correct_rows(
+            out, probes.parts, probes.lse, probes.rows, probes.sparse, probes.q_block,
+            probes.padding and probes.padding.length, RIDGE, LEAST, TINY,
+        )  # fmt: skip
+        return found
+    tokens = out.shape[2]
     given = at_least_fp32(out.index_select(2, probes.rows))
     lacking = at_least_fp32(probes.exact) - given
-    counted = probes.counted & lacking.isfinite().all(-1, keepdim=True)
+    counted = probes.counted(tokens) & lacking.isfinite().all(-1, keepdim=True)
     number = counted.sum(2, keepdim=True).clamp_min(1)
 
     def centred(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +136,7 @@ def correct(out: Tensor, probes: Probes) -> Tensor:
         for some in (weight, y_mean - x_mean @ weight)
     )
     added = (out @ weight).add_(shift)
-    return out.addcmul_(added, probes.sparse.to(out.dtype))
+    return out.addcmul_(added, probes.of_rows(tokens).to(out.dtype))
 
 
 def correction_share(layout: BlockLayout, count: int) -> float:

@@ -1,0 +1,218 @@
+"""Probes on a GPU: their dense attention, spread over the device; what they say of a head, by one
+program; and the correction of all rows in one pass."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jali.kernels.lists import BlockList
+
+from .attention import block_sparse_attention
+from .launch import Launch, TensorSpec, spec_of
+from .score_tiles import cdiv, even_splits, padded_dim, power_of_two, precision, processors
+
+MOST_ROWS = 64  # more would leave the registers
+MOST_DIM = 128
+_K_BLOCK = 128
+_TILE = 128
+
+
+def rows_attention(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float, key_length: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Dense attention of a few rows, in parts of the keys: a head has too few rows to fill a GPU.
+
+    Returns out [B, H, parts, R, D] and log-sum-exps [B, H, parts, R] of `rows` int64 [R]; R is a
+    multiple of 16.
+    """
+    B, H, _, D = q.shape
+    keys, count = cdiv(k.shape[2], _K_BLOCK), len(rows)
+    each = even_splits(keys, B * H, 2 * processors(q.device))
+    stretches = _stretches(keys, each, q.device)
+    parts = stretches.counts.shape[2]
+    some = q.index_select(2, rows.repeat(parts))
+    out, lse = block_sparse_attention(
+        some, k, v, {1: stretches}, count, _K_BLOCK, scale, key_length
+    )  # fmt: skip
+    return out.view(B, H, parts, count, D), lse.view(B, H, parts, count)
+
+
+@functools.lru_cache(maxsize=64)
+def _stretches(blocks: int, each: int, device: torch.device) -> BlockList:
+    """Lists of `each` neighbouring key blocks, of the last one of those that are left."""
+    block = torch.arange(cdiv(blocks, each) * each, dtype=torch.int32).view(-1, each)
+    counts = (block < blocks).sum(-1, dtype=torch.int32)
+    block = block.where(block < blocks, 0)
+    return BlockList(counts[None, None].to(device), block[None, None].to(device))
+
+
+@triton.jit
+def _minus_inverse(matrix, R: tl.constexpr):
+    """−A⁻¹ of a symmetric, positive definite A, one row and column after the other."""
+    index = tl.arange(0, R)
+    for j in range(R):
+        here = index == j
+        column = tl.sum(tl.where(here[None, :], matrix, 0.0), 1)
+        row = tl.sum(tl.where(here[:, None], matrix, 0.0), 0)
+        pivot = 1 / tl.sum(tl.where(here, row, 0.0), 0)
+        row, turned = row * pivot, tl.where(here, -pivot, column * pivot)
+        matrix = matrix - column[:, None] * row[None, :]
+        matrix = tl.where(here[:, None], row[None, :], matrix)
+        matrix = tl.where(here[None, :], turned[:, None], matrix)
+    return matrix
+
+
+@triton.jit
+def _fit_kernel(
+    out,  # [B, H, S, D], sparse
+    parts, lses,  # [B, H, P, R, D] and fp32 [B, H, P, R], contiguous
+    rows,  # int64 [R]
+    sparse,  # bool [B|1, H|1, M]: query blocks that do not read everything
+    key_length,  # of the queries too; or unused
+    weight, shift,  # [B, H, D_PAD, D_PAD] and fp32 [B, H, D_PAD]
+    heads, count, splits, q_block, sparse_b, sparse_h, out_b, out_h, out_s,
+    ridge, least, tiny,
+    D: tl.constexpr, D_PAD: tl.constexpr, R: tl.constexpr, HAS_LENGTH: tl.constexpr,
+):  # fmt: skip
+    """What is lacking as an affine function of what is there, as far as it is believed."""
+    slot = tl.program_id(0).to(tl.int64)
+    batch, head = slot // heads, slot % heads
+    i, d = tl.arange(0, R), tl.arange(0, D_PAD)
+    within = (i < count)[:, None] & (d < D)[None, :]
+    at = tl.load(rows + i, mask=i < count, other=0)
+    base = out + batch * out_b + head * out_h
+    x = tl.load(base + at[:, None] * out_s + d[None, :], mask=within, other=0.0).to(tl.float32)
+
+    peak = tl.full([R], float("-inf"), tl.float32)
+    total = tl.zeros([R], tl.float32)
+    exact = tl.zeros([R, D_PAD], tl.float32)
+    for part in range(splits):
+        first = (slot * splits + part) * count
+        lse = tl.load(lses + first + i, mask=i < count, other=float("-inf"))
+        some = tl.load(parts + (first + i)[:, None] * D + d[None, :], mask=within, other=0.0)
+        higher = tl.maximum(peak, lse)
+        base_of = tl.where(higher == float("-inf"), 0.0, higher)  # no real key so far
+        before, now = tl.exp(peak - base_of), tl.exp(lse - base_of)
+        exact = exact * before[:, None] + some.to(tl.float32) * now[:, None]
+        total = total * before + now
+        peak = higher
+    y = exact / tl.where(total > 0, total, 1.0)[:, None] - x
+
+    counted = (i < count) & (
+        tl.load(
+            sparse + batch * sparse_b + head * sparse_h + at // q_block, mask=i < count, other=0
+        )
+        != 0
+    )
+    if HAS_LENGTH:
+        counted &= at < tl.load(key_length + batch)
+    # 0 · x is 0 of numbers alone.
+    counted &= tl.sum(y * 0.0, 1) == 0.0
+    x = tl.where(counted[:, None], x, 0.0)
+    y = tl.where(counted[:, None], y, 0.0)
+    number = tl.maximum(tl.sum(counted.to(tl.float32), 0), 1.0)
+    size = tl.maximum(tl.max(tl.max(tl.abs(x), 1), 0), tl.max(tl.max(tl.abs(y), 1), 0))
+    size = tl.maximum(size, tiny)
+    x, y = x / size, y / size
+    x_mean, y_mean = tl.sum(x, 0) / number, tl.sum(y, 0) / number
+    lacking = y
+    x = tl.where(counted[:, None], x - x_mean[None, :], 0.0)
+    y = tl.where(counted[:, None], y - y_mean[None, :], 0.0)
+
+    strength = ridge * tl.sum(tl.sum(x * x, 1), 0) / D + tiny
+    same = i[:, None] == i[None, :]
+    square = tl.dot(x, tl.trans(x), input_precision="ieee") / strength
+    inverse = -_minus_inverse(square + tl.where(same, 1.0, 0.0), R)
+    left = tl.dot(inverse, y, input_precision="ieee")  # what the fit leaves of y
+    own = tl.sum(tl.where(same, inverse, 0.0), 1) - 1 / number
+    told = lacking - left / tl.maximum(own, least)[:, None]
+    told = tl.where(counted[:, None], told, 0.0)
+    norm = tl.maximum(tl.sum(tl.sum(told * told, 1), 0), tiny)
+    believed = tl.sum(tl.sum(lacking * told, 1), 0) / norm
+    believed = tl.minimum(tl.maximum(tl.where(believed == believed, believed, 0.0), 0.0), 1.0)
+    believed = tl.where(number < 2, 0.0, believed)
+
+    fitted = tl.dot(tl.trans(x), left, input_precision="ieee") * (believed / strength)
+    fitted = tl.where(fitted * 0.0 == 0.0, fitted, 0.0)
+    constant = y_mean * believed - tl.sum(x_mean[:, None] * fitted, 0)
+    constant = tl.where(constant * 0.0 == 0.0, constant, 0.0) * size
+    square_at = slot * D_PAD * D_PAD + d[:, None] * D_PAD + d[None, :]
+    tl.store(weight + square_at, fitted.to(weight.dtype.element_ty))
+    tl.store(shift + slot * D_PAD + d, constant)
+
+
+@triton.jit
+def _apply_kernel(
+    out, sparse, weight, shift,
+    heads, tokens, q_block, sparse_b, sparse_h, out_b, out_h, out_s,
+    D: tl.constexpr, D_PAD: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add to sparse rows what they lack, in place."""
+    slot = tl.program_id(1).to(tl.int64)
+    batch, head = slot // heads, slot % heads
+    row, d = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, D_PAD)
+    wanted = tl.load(
+        sparse + batch * sparse_b + head * sparse_h + row // q_block, mask=row < tokens, other=0
+    )
+    within = (wanted != 0)[:, None] & (d < D)[None, :]
+    at = out + batch * out_b + head * out_h + row.to(tl.int64)[:, None] * out_s + d[None, :]
+    x = tl.load(at, mask=within, other=0.0)
+    w = tl.load(weight + slot * D_PAD * D_PAD + d[:, None] * D_PAD + d[None, :])
+    added = tl.dot(x, w, input_precision=PRECISION) + tl.load(shift + slot * D_PAD + d)[None, :]
+    tl.store(at, (x.to(tl.float32) + added).to(out.dtype.element_ty), mask=within)
+
+
+def correct_rows(
+    out: Tensor, parts: Tensor, lse: Tensor, rows: Tensor, sparse: Tensor, q_block: int,
+    key_length: Tensor | None, ridge: float, least: float, tiny: float,
+) -> Tensor:  # fmt: skip
+    """`jali.correction.correct` for at most MOST_ROWS rows and a head dim of at most MOST_DIM.
+
+    out [B, H, S, D] (the last dim contiguous) is overwritten and returned; `parts` and `lse` are
+    those of `rows_attention`; `sparse` bool [B|1, H|1, M], of blocks of `q_block` queries; queries
+    at or beyond `key_length` are not asked.
+    """
+    B, H, _, D = out.shape
+    fit, apply = _launches(
+        spec_of(out), tuple(parts.shape), tuple(sparse.shape), q_block, key_length is not None,
+        ridge, least, tiny,
+    )  # fmt: skip
+    wide = padded_dim(D)
+    weight = out.new_empty(B, H, wide, wide)
+    shift = torch.empty(B, H, wide, dtype=torch.float32, device=out.device)
+    sparse = sparse.contiguous()
+    fit(out, parts, lse, rows, sparse, key_length, weight, shift)
+    apply(out, sparse, weight, shift)
+    return out
+
+
+@functools.lru_cache(maxsize=256)
+def _launches(
+    out: TensorSpec, parts: tuple[int, ...], sparse: tuple[int, ...], q_block: int,
+    has_length: bool, ridge: float, least: float, tiny: float,
+) -> tuple[Launch, Launch]:  # fmt: skip
+    B, H, S, D = out.shape
+    splits, count = parts[2:4]
+    if count > MOST_ROWS or D > MOST_DIM or out.stride[3] != 1:
+        raise ValueError(f"{count} rows of {D} numbers, strides {out.stride}")
+    m = sparse[2]
+    steps = 0 if sparse[0] == 1 else sparse[1] * m, 0 if sparse[1] == 1 else m
+    height = max(16, power_of_two(count))
+    constants = {"D": D, "D_PAD": padded_dim(D)}
+    fit = Launch(
+        _fit_kernel, (B * H,),
+        (H, count, splits, q_block, *steps, *out.stride[:3], ridge, least, tiny),
+        {**constants, "R": height, "HAS_LENGTH": has_length,
+         "num_warps": 8 if height >= 64 else 4, "num_stages": 1},
+    )  # fmt: skip
+    apply = Launch(
+        _apply_kernel, (cdiv(S, _TILE), B * H), (H, S, q_block, *steps, *out.stride[:3]),
+        {**constants, "TILE": _TILE, "PRECISION": precision(out.dtype),
+         "num_warps": 8, "num_stages": 1},
+    )  # fmt: skip
+    return fit, apply
