@@ -26,6 +26,7 @@ from torch import Tensor
 from jali import BlockPlan, Budget, Entropy, Site, TokenGrid, load_pipeline, sparse_processor_mode
 from jali.attend import PreparedCall, attend_densely, prepare
 from jali.checks import check_call
+from jali.correction import correct, probe
 from jali.evaluation.bench.machine import machine
 from jali.files import write_json
 from jali.kernels.sampled_errors import sampled_errors
@@ -128,6 +129,8 @@ def methods() -> Iterator[tuple[str, Method]]:
     for name, kind in METHODS.items():
         if name != "dense":
             yield name, kind().with_budget(0.3)
+    yield "entropy, 64 probes", Entropy(Budget(0.3), probes=64)
+    yield "rd, no probes", RateDistortion(0.3, probes=0)
     yield "entropy, ESA's blocks", Entropy(Budget(0.3), q_block=256, k_block=128)
 
 
@@ -204,6 +207,21 @@ def level_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid) -> N
             backend=prepared.backend.name)  # fmt: skip
 
 
+def probe_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid) -> None:
+    """What probes take: their own attention, and the fit with the correction of all rows."""
+    prepared = call_of(Entropy(Budget(0.3)), q, k, v, grid)
+    query, values = prepared.query(q, k, v, Site())
+    _, executed = prepared.plan(query)
+    v = values()
+    out, _ = prepared.backend.attend(query.q, query.k, v, executed, query.scale, None, None)
+    for count in (32, 64):
+        probes = probe(query, v, executed, count)
+        looking = milliseconds(functools.partial(probe, query, v, executed, count))
+        correcting = milliseconds(functools.partial(correct, out, probes))
+        add(size=size, probes=count, parts=probes.parts.shape[2], ms_attention=looking,
+            ms_correction=correcting, ms=looking + correcting)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120)
@@ -218,6 +236,7 @@ def main() -> None:
         add(size=size, dense=found.backend, ms=dense)
         level_rows(size, q, k, v, grid)
         rd_rows(size, q, k, v, grid, dense)
+        probe_rows(size, q, k, v, grid)
         for name, method in methods():
             if time.monotonic() - START > limit:
                 break

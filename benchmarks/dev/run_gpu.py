@@ -40,7 +40,7 @@ from jali.planning.tradeoff import with_left
 STEPS = 50
 TOTALS = (0.25, 0.39, 0.5)
 ESA_TOTAL = 0.54
-SOME = ("entropy", "rd, mean or skip")  # where a call takes seconds
+SOME = ("entropy", "rd", "rd, mean or skip")  # where a call takes seconds
 MANY, FEW = (0.75, 0.5, 0.3, 0.2, 0.1, 0.03), (0.7, 0.4, 0.2, 0.08, 0.03)
 BUDGETS = {"480p": MANY, "720p": FEW, "14b": FEW, "hunyuan": FEW, "cogvideox": MANY}
 CODES = tuple(level for level in LEVELS if level != 1)
@@ -109,10 +109,11 @@ def nano_errors(bench: Bench) -> ErrorTable:
 def methods() -> dict[str, Method]:
     return {
         "entropy": Entropy(Budget(0.5)),
-        "rd, mean or skip": LikeNano(levels=("mean", "skip")),
+        "entropy, 64 probes": Entropy(Budget(0.5), probes=64),
         "rd": LikeNano(),
-        "rd, 4 samples, by time": LikeNano(samples=4, costs="time"),
-        "rd, 4 samples, mean or skip": LikeNano(samples=4, levels=("mean", "skip")),
+        "rd, by time": LikeNano(costs="time"),
+        "rd, mean or skip": LikeNano(levels=("mean", "skip")),
+        "rd, no probes": LikeNano(probes=0),
     }
 
 
@@ -191,13 +192,13 @@ def measure(bench: Bench, subject: Subject, budgets: tuple[float, ...], all_kind
 
 def whole_run(bench: Bench, subject: Subject, dense: float) -> None:
     """All steps of one run, one after the other."""
-    method = Schedule(methods()["rd, mean or skip"], curve=Curve(0.39))
+    method = Schedule(methods()["rd"], curve=Curve(0.39))
     with applied(subject, method, steps=STEPS) as handle:
         ms = timed(bench, lambda: loop(subject, STEPS, lambda: None))
         cost = handle.stats().cost
     bench.add(
         part="whole run", model=subject.name, tokens=subject.tokens, total=0.39, cost=cost,
-        method="rd, mean or skip", ms=ms, dense_ms=dense, speedup=STEPS * dense / ms,
+        method="rd", ms=ms, dense_ms=dense, speedup=STEPS * dense / ms,
     )  # fmt: skip
 
 

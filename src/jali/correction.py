@@ -84,9 +84,12 @@ def probe(query: Query, v: Tensor, plan: BlockPlan, count: int) -> Probes:
 def _use_kernel(query: Query, rows: int) -> bool:
     """Whether the Triton kernels can do this."""
     q, padding = query.q, query.padding
-    if not kernels.available(q.device) or q.dtype == torch.float64 or not 16 <= q.shape[3] <= 128:
+    if not kernels.available(q.device) or q.dtype == torch.float64:
         return False
-    return rows % 16 == 0 and rows <= 64 and (padding is None or padding.length is not None)
+    if padding is not None and padding.length is None:
+        return False
+    known: bool = kernels.load("correction").fits(q.device, rows, q.shape[3])
+    return known
 
 
 def _reads_all(plan: BlockPlan) -> Tensor:

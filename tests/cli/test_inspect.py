@@ -232,10 +232,10 @@ def test_on_large_calls_fewer_rows_are_seen_and_it_is_said(monkeypatch: pytest.M
     assert str(found.reachable) == "16 of 128 rows seen"
     monkeypatch.setitem(PAIRS, "cpu", 1)
     (found,) = judge([call_of()], 0.3, ["random"])
-    assert str(found.reachable) == "8 of 128 rows seen"
+    assert str(found.reachable) == "4 of 128 rows seen"
     said = what_is_left([found])
     assert said is not None
-    assert said.startswith("8 of 128 rows seen: error ")
+    assert said.startswith("4 of 128 rows seen: error ")
     assert "with all of them it would be less" in said
 
 

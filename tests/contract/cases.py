@@ -38,6 +38,7 @@ from jali import (
 from jali.backends import BACKENDS, Task
 from jali.methods import METHODS as REGISTERED
 
+ALL = (2, 4, 8, "mean", "skip")
 # Small blocks, so that small inputs are really sparse.
 VARIANTS: dict[str, Method] = {
     "dense": Dense(),
@@ -75,20 +76,25 @@ VARIANTS: dict[str, Method] = {
     "ada_bsa": AdaBsa(0.6, block_size=16),
     "ada_bsa_cdf": AdaBsa(0.2, 0.6, keep_sink=False, keep_recent=False, block_size=16),
     "ada_bsa_compat": AdaBsa(0.5, 0.7, block_size=16, compat=True),
-    "rd": RateDistortion(0.3, samples=3, q_block=32, k_block=16),
+    "rd": RateDistortion(0.3, samples=3, levels=ALL, q_block=32, k_block=16, probes=0),
     "rd_few": RateDistortion(
-        0.2, levels=(4, "mean"), q_block=16, k_block=32, order=Tiled((2, 4, 4))
+        0.2, levels=(4, "mean"), q_block=16, k_block=32, order=Tiled((2, 4, 4)), probes=0
     ),
-    "rd_price": RateDistortion(price=0.01, keep=0, q_block=32, k_block=24, levels=(8, "skip")),
+    "rd_price": RateDistortion(
+        price=0.01, keep=0, q_block=32, k_block=24, levels=(8, "skip"), probes=0
+    ),
+    "rd_probes": RateDistortion(0.3, q_block=32, k_block=16, probes=48),
+    "entropy_probes": Entropy(Budget(0.3), q_block=32, k_block=16, probes=64, order=Gilbert()),
     "rd_statistics": RateDistortion(
-        0.3, samples=3, estimate="statistics", q_block=32, k_block=16
+        0.3, samples=3, levels=ALL, estimate="statistics", q_block=32, k_block=16, probes=0
     ),
     "rd_mixed": RateDistortion(
-        0.3, samples=5, estimate="mixed", costs={2: 0.7, "mean": 0.1}, q_block=32, k_block=16
+        0.3, samples=5, levels=ALL, estimate="mixed", costs={2: 0.7, "mean": 0.1}, q_block=32,
+        k_block=16, probes=0,
     ),
     "rd_statistics_few": RateDistortion(
         price=0.01, keep=0, estimate="statistics", q_block=16, k_block=20, levels=(4, "skip"),
-        order=Gilbert(),
+        order=Gilbert(), probes=0,
     ),
     "sol": Sol(q_block=16, k_block=16),
     "sol_exact": Sol(0.8, "exact", q_block=32, k_block=16, order=Gilbert(), tail=False),
@@ -119,7 +125,8 @@ VARIANTS: dict[str, Method] = {
     "graded": Schedule(Entropy(q_block=32, k_block=16), curve=Curve(0.5)),
     "graded_flat": Schedule(Entropy(q_block=32, k_block=16), curve=Curve(0.5, "flat")),
     "graded_rd": Schedule(
-        RateDistortion(samples=3, q_block=32, k_block=16), curve=Curve(0.4, "linear", 0.05)
+        RateDistortion(samples=3, q_block=32, k_block=16, probes=0),
+        curve=Curve(0.4, "linear", 0.05),
     ),
     "graded_psa_tail": Schedule(
         Psa(q_block=32, k_block=16, tail=True), curve=Curve(0.5, (1.5, 0.8, 0.4))

@@ -99,7 +99,7 @@ def test_same_inputs_same_plan_whatever_came_before(method: str) -> None:
     assert torch.equal(first.out, again.out)
 
 
-@pytest.mark.parametrize("method", [m for m in SPARSE if not METHODS[m].needs_values])
+@pytest.mark.parametrize("method", [m for m in SPARSE if not METHODS[m].base.needs_values])
 def test_values_do_not_move_the_plan(method: str) -> None:
     q, k, v = tensors(360)
     grid = TokenGrid.video(4, 9, 10)

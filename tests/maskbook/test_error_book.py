@@ -407,7 +407,10 @@ def test_errors_of_some_prompts_tell_what_another_one_needs() -> None:
     def prompt() -> Any:
         return tuple(shared + 0.3 * torch.randn(shared.shape, generator=g))
 
-    grid, rd = TokenGrid.video(3, 16, 16), RateDistortion(0.2, q_block=32, k_block=32)
+    grid = TokenGrid.video(3, 16, 16)
+    rd = RateDistortion(
+        0.2, samples=8, levels=(2, 4, 8, "mean", "skip"), q_block=32, k_block=32, probes=0
+    )
     layout = block_layout(grid, blocks=Blocks(32, 32))
     seen = [rd.table(Query(q, k, layout, Site(), 0.25, v=v)) for q, k, v in (prompt(), prompt())]
     header = replace(

@@ -15,6 +15,7 @@ from jali.tokens.layout import Blocks, block_layout
 from jali.tokens.padding import KeyPadding
 
 LEVELS = (2, 4, 8, MEAN, SKIP)
+ALL = (2, 4, 8, "mean", "skip")
 ROWS = torch.tensor([[3, 17, 30], [33, 50, 63], [64, 70, 95]])
 LAYOUT = block_layout(TokenGrid.flat(96), blocks=Blocks(32, 32))
 
@@ -117,7 +118,10 @@ def test_a_mixture_keeps_what_either_finds():
 
 def test_statistics_are_cheap():
     layout = block_layout(TokenGrid.flat(32768), blocks=Blocks(128, 128))
-    shares = {name: RateDistortion(estimate=name).planning_share(layout) for name in ESTIMATES}
+    shares = {
+        name: RateDistortion(samples=8, levels=ALL, estimate=name).planning_share(layout)
+        for name in ESTIMATES
+    }
     # 8 of 128 rows: keys and (½ + ¼ + ⅛ + 1/128) of them; or 2 and 16/128 of an eighth, 1/128, and
     # once 64 + 24 of 32,768.
     assert shares["samples"] == pytest.approx(0.0625 * (1 + 0.875 + 1 / 128))
@@ -129,8 +133,8 @@ def test_a_kernel_sees_keys_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows' own attention; the keys again; values, means of 2, 4 and 8 for one level each."""
     layout = block_layout(TokenGrid.flat(32768), blocks=Blocks(128, 128))
     monkeypatch.setattr("jali.kernels.available", lambda _: True)
-    found = RateDistortion().planning_share(layout)
+    found = RateDistortion(samples=8, levels=ALL).planning_share(layout)
     assert found == pytest.approx(0.0625 * (1 + 0.5 + 0.5 * (1 + 0.5 + 0.25 + 0.125)))
-    few = RateDistortion(levels=("mean", "skip")).planning_share(layout)
+    few = RateDistortion(samples=8).planning_share(layout)
     assert few == pytest.approx(0.0625 * (1 + 0.5 + 0.5))  # skipping needs no product of its own
-    assert RateDistortion(levels=("skip",)).planning_share(layout) == few
+    assert RateDistortion(samples=8, levels=("skip",)).planning_share(layout) == few

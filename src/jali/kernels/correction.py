@@ -4,6 +4,7 @@ program; and the correction of all rows in one pass."""
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 import triton
@@ -14,12 +15,28 @@ from jali.kernels.lists import BlockList
 
 from .attention import block_sparse_attention
 from .launch import Launch, TensorSpec, spec_of
-from .score_tiles import cdiv, even_splits, padded_dim, power_of_two, precision, processors
+from .score_tiles import (
+    cdiv,
+    even_splits,
+    padded_dim,
+    power_of_two,
+    precision,
+    processors,
+    shared_bytes,
+)
 
 MOST_ROWS = 64  # more would leave the registers
 MOST_DIM = 128
 _K_BLOCK = 128
 _TILE = 128
+_SHARED = 116 * 1024  # bytes that a head dim of 128 takes
+_COLUMNS = 32  # at once: all of a row would leave the registers
+
+
+def fits(device: torch.device, rows: int, dim: int) -> bool:
+    """Whether there is a kernel for so many rows of such heads, and room for it on a device."""
+    shapes = rows % 16 == 0 and rows <= MOST_ROWS and 16 <= dim <= MOST_DIM
+    return shapes and (dim <= MOST_DIM // 2 or shared_bytes(device) >= _SHARED)
 
 
 def rows_attention(
@@ -52,19 +69,44 @@ def _stretches(blocks: int, each: int, device: torch.device) -> BlockList:
 
 
 @triton.jit
-def _minus_inverse(matrix, R: tl.constexpr):
-    """−A⁻¹ of a symmetric, positive definite A, one row and column after the other."""
-    index = tl.arange(0, R)
-    for j in range(R):
-        here = index == j
-        column = tl.sum(tl.where(here[None, :], matrix, 0.0), 1)
-        row = tl.sum(tl.where(here[:, None], matrix, 0.0), 0)
-        pivot = 1 / tl.sum(tl.where(here, row, 0.0), 0)
-        row, turned = row * pivot, tl.where(here, -pivot, column * pivot)
-        matrix = matrix - column[:, None] * row[None, :]
-        matrix = tl.where(here[:, None], row[None, :], matrix)
-        matrix = tl.where(here[None, :], turned[:, None], matrix)
-    return matrix
+def _inverse(matrix, same, largest, STEPS: tl.constexpr):
+    """Of a symmetric matrix with eigenvalues from 1 to `largest`, by Newton's steps: each squares
+    what is missing to the identity. Elimination would be a chain of R small ones."""
+    inverse = tl.where(same, 2 / (1 + largest), 0.0)
+    for _ in range(STEPS):
+        product = tl.dot(matrix, inverse, input_precision="tf32x3")
+        inverse = 2 * inverse - tl.dot(inverse, product, input_precision="tf32x3")
+    return inverse
+
+
+@triton.jit
+def _columns(base, at, out_s, first, counted, number, size, D: tl.constexpr, C: tl.constexpr):
+    """C columns of the sparse rows from `first` on, less their means; and these [C]."""
+    d = first + tl.arange(0, C)
+    within = counted[:, None] & (d < D)[None, :]
+    x = tl.load(base + at[:, None] * out_s + d[None, :], mask=within, other=0.0)
+    x = x.to(tl.float32) / size
+    mean = tl.sum(x, 0) / number
+    return tl.where(counted[:, None], x - mean[None, :], 0.0), mean
+
+
+@triton.jit
+def _exact(parts, lses, slot, i, d, within, count, splits, D: tl.constexpr):
+    """The rows' attention over all parts of the keys. fp32 [R, D_PAD]."""
+    peak = tl.where(i < count, 0.0, 0.0) + float("-inf")
+    total = tl.zeros_like(peak)
+    exact = tl.where(within, 0.0, 0.0)
+    for part in range(splits):
+        first = (slot * splits + part) * count
+        lse = tl.load(lses + first + i, mask=i < count, other=float("-inf"))
+        some = tl.load(parts + (first + i)[:, None] * D + d[None, :], mask=within, other=0.0)
+        higher = tl.maximum(peak, lse)
+        top = tl.where(higher == float("-inf"), 0.0, higher)  # no real key so far
+        before, now = tl.exp(peak - top), tl.exp(lse - top)
+        exact = exact * before[:, None] + some.to(tl.float32) * now[:, None]
+        total = total * before + now
+        peak = higher
+    return exact / tl.where(total == 0, 1.0, total)[:, None]
 
 
 @triton.jit
@@ -77,9 +119,12 @@ def _fit_kernel(
     weight, shift,  # [B, H, D_PAD, D_PAD] and fp32 [B, H, D_PAD]
     heads, count, splits, q_block, sparse_b, sparse_h, out_b, out_h, out_s,
     ridge, least, tiny,
-    D: tl.constexpr, D_PAD: tl.constexpr, R: tl.constexpr, HAS_LENGTH: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr,
+    HAS_LENGTH: tl.constexpr,
 ):  # fmt: skip
-    """What is lacking as an affine function of what is there, as far as it is believed."""
+    """What is lacking as an affine function of what is there, as far as it is believed: W = Xᵀ L,
+    where L = (X Xᵀ + s)⁻¹ Y, for there are fewer rows than columns. s L is what the fit leaves of
+    Y, and s times the inverse's diagonal how little a row decides itself."""
     slot = tl.program_id(0).to(tl.int64)
     batch, head = slot // heads, slot % heads
     i, d = tl.arange(0, R), tl.arange(0, D_PAD)
@@ -87,62 +132,47 @@ def _fit_kernel(
     at = tl.load(rows + i, mask=i < count, other=0)
     base = out + batch * out_b + head * out_h
     x = tl.load(base + at[:, None] * out_s + d[None, :], mask=within, other=0.0).to(tl.float32)
+    y = _exact(parts, lses, slot, i, d, within, count, splits, D) - x
 
-    peak = tl.full([R], float("-inf"), tl.float32)
-    total = tl.zeros([R], tl.float32)
-    exact = tl.zeros([R, D_PAD], tl.float32)
-    for part in range(splits):
-        first = (slot * splits + part) * count
-        lse = tl.load(lses + first + i, mask=i < count, other=float("-inf"))
-        some = tl.load(parts + (first + i)[:, None] * D + d[None, :], mask=within, other=0.0)
-        higher = tl.maximum(peak, lse)
-        base_of = tl.where(higher == float("-inf"), 0.0, higher)  # no real key so far
-        before, now = tl.exp(peak - base_of), tl.exp(lse - base_of)
-        exact = exact * before[:, None] + some.to(tl.float32) * now[:, None]
-        total = total * before + now
-        peak = higher
-    y = exact / tl.where(total > 0, total, 1.0)[:, None] - x
-
-    counted = (i < count) & (
-        tl.load(
-            sparse + batch * sparse_b + head * sparse_h + at // q_block, mask=i < count, other=0
-        )
-        != 0
-    )
+    asked = sparse + batch * sparse_b + head * sparse_h + at // q_block
+    counted = (i < count) & (tl.load(asked, mask=i < count, other=0) != 0)
     if HAS_LENGTH:
         counted &= at < tl.load(key_length + batch)
-    # 0 · x is 0 of numbers alone.
-    counted &= tl.sum(y * 0.0, 1) == 0.0
-    x = tl.where(counted[:, None], x, 0.0)
-    y = tl.where(counted[:, None], y, 0.0)
+    counted &= tl.sum(y * 0.0, 1) == 0.0  # 0 · x is 0 of numbers alone
     number = tl.maximum(tl.sum(counted.to(tl.float32), 0), 1.0)
-    size = tl.maximum(tl.max(tl.max(tl.abs(x), 1), 0), tl.max(tl.max(tl.abs(y), 1), 0))
-    size = tl.maximum(size, tiny)
-    x, y = x / size, y / size
-    x_mean, y_mean = tl.sum(x, 0) / number, tl.sum(y, 0) / number
-    lacking = y
-    x = tl.where(counted[:, None], x - x_mean[None, :], 0.0)
-    y = tl.where(counted[:, None], y - y_mean[None, :], 0.0)
+    largest = tl.where(counted[:, None], tl.maximum(tl.abs(x), tl.abs(y)), 0.0)
+    size = tl.maximum(tl.max(tl.max(largest, 1), 0), tiny)
+    y = tl.where(counted[:, None], y / size, 0.0)
+    y_mean = tl.sum(y, 0) / number
+    centred = tl.where(counted[:, None], y - y_mean[None, :], 0.0)
 
-    strength = ridge * tl.sum(tl.sum(x * x, 1), 0) / D + tiny
+    square = tl.zeros([R, R], tl.float32)
+    for first in tl.static_range(0, D_PAD, C):
+        some, _ = _columns(base, at, out_s, first, counted, number, size, D, C)
+        square = tl.dot(some, tl.trans(some), acc=square, input_precision="tf32x3")
     same = i[:, None] == i[None, :]
-    square = tl.dot(x, tl.trans(x), input_precision="ieee") / strength
-    inverse = -_minus_inverse(square + tl.where(same, 1.0, 0.0), R)
-    left = tl.dot(inverse, y, input_precision="ieee")  # what the fit leaves of y
+    strength = ridge * tl.sum(tl.sum(tl.where(same, square, 0.0), 1), 0) / D + tiny
+    square = square / strength + tl.where(same, 1.0, 0.0)
+    inverse = _inverse(square, same, 1 + D / ridge, STEPS)
+    left = tl.dot(inverse, centred, input_precision="tf32x3")
     own = tl.sum(tl.where(same, inverse, 0.0), 1) - 1 / number
-    told = lacking - left / tl.maximum(own, least)[:, None]
-    told = tl.where(counted[:, None], told, 0.0)
+    told = tl.where(counted[:, None], y - left / tl.maximum(own, least)[:, None], 0.0)
     norm = tl.maximum(tl.sum(tl.sum(told * told, 1), 0), tiny)
-    believed = tl.sum(tl.sum(lacking * told, 1), 0) / norm
+    believed = tl.sum(tl.sum(y * told, 1), 0) / norm
     believed = tl.minimum(tl.maximum(tl.where(believed == believed, believed, 0.0), 0.0), 1.0)
-    believed = tl.where(number < 2, 0.0, believed)
+    believed = tl.where(number < 2, 0.0, believed)  # one leaves none out
 
-    fitted = tl.dot(tl.trans(x), left, input_precision="ieee") * (believed / strength)
-    fitted = tl.where(fitted * 0.0 == 0.0, fitted, 0.0)
-    constant = y_mean * believed - tl.sum(x_mean[:, None] * fitted, 0)
+    left = left * (believed / strength)
+    constant = y_mean * believed
+    for first in tl.static_range(0, D_PAD, C):
+        some, mean = _columns(base, at, out_s, first, counted, number, size, D, C)
+        fitted = tl.dot(tl.trans(some), left, input_precision="tf32x3")
+        fitted = tl.where(fitted * 0.0 == 0.0, fitted, 0.0)
+        constant -= tl.sum(mean[:, None] * fitted, 0)
+        row = (first + tl.arange(0, C))[:, None]
+        into = weight + slot * D_PAD * D_PAD + row * D_PAD + d[None, :]
+        tl.store(into, fitted.to(weight.dtype.element_ty))
     constant = tl.where(constant * 0.0 == 0.0, constant, 0.0) * size
-    square_at = slot * D_PAD * D_PAD + d[:, None] * D_PAD + d[None, :]
-    tl.store(weight + square_at, fitted.to(weight.dtype.element_ty))
     tl.store(shift + slot * D_PAD + d, constant)
 
 
@@ -165,6 +195,12 @@ def _apply_kernel(
     w = tl.load(weight + slot * D_PAD * D_PAD + d[:, None] * D_PAD + d[None, :])
     added = tl.dot(x, w, input_precision=PRECISION) + tl.load(shift + slot * D_PAD + d)[None, :]
     tl.store(at, (x.to(tl.float32) + added).to(out.dtype.element_ty), mask=within)
+
+
+def _steps(largest: float) -> int:
+    """After how many of Newton's steps the least eigenvalue is inverted to seven digits."""
+    missing = -math.log1p(-2 / (1 + largest))
+    return math.ceil(math.log2(math.log(1e7) / missing))
 
 
 def correct_rows(
@@ -203,12 +239,13 @@ def _launches(
     m = sparse[2]
     steps = 0 if sparse[0] == 1 else sparse[1] * m, 0 if sparse[1] == 1 else m
     height = max(16, power_of_two(count))
-    constants = {"D": D, "D_PAD": padded_dim(D)}
+    wide = padded_dim(D)
+    constants = {"D": D, "D_PAD": wide}
     fit = Launch(
         _fit_kernel, (B * H,),
         (H, count, splits, q_block, *steps, *out.stride[:3], ridge, least, tiny),
-        {**constants, "R": height, "HAS_LENGTH": has_length,
-         "num_warps": 8 if height >= 64 else 4, "num_stages": 1},
+        {**constants, "R": height, "C": min(_COLUMNS, wide), "STEPS": _steps(1 + D / ridge),
+         "HAS_LENGTH": has_length, "num_warps": 8 if height >= 64 else 4, "num_stages": 1},
     )  # fmt: skip
     apply = Launch(
         _apply_kernel, (cdiv(S, _TILE), B * H), (H, S, q_block, *steps, *out.stride[:3]),

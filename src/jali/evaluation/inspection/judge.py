@@ -137,7 +137,7 @@ def planned(method: Method, call: Capture, tables: Tables | None = None) -> Bloc
 
 
 def _reachable(call: Capture, exact: _ExactAttention, cost: float) -> Reachable:
-    method = RateDistortion()
+    method = RateDistortion(levels=(2, 4, 8, "mean", "skip"))
     H, Sq, Sk = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     most = PAIRS.get(call.q.device.type, PAIRS["cuda"]) * method.q_block // (H * Sq * Sk)
     rows = min(method.q_block, max(method.samples, most))
