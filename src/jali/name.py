@@ -23,6 +23,7 @@ _METHODS = (
     "random", "local",
 )  # fmt: skip
 _BACKENDS = ("fa4", "fa4+triton", "triton", "flex", "torch", "reference")
+USUAL = "rd"  # the method of a run where nobody names one
 CONTROLS = ("random", "local")  # methods that any other has to beat
 METRICS = ("psnr", "ssim", "ms_ssim", "lpips", "lpips_vgg", "vmaf", "flicker")
 ON_ANY_DEVICE = ("auto", "torch", "reference")  # the other backends are kernels for CUDA

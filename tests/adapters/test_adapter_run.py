@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, object], said: str) -> No
         ({"min_tokens": -1}, "min_tokens must be at least 0, got -1"),
         ({"recipe": "missing.yaml"}, "there is no recipe file missing.yaml"),
         ({"recipe": "missing.yaml", "total": 0.3}, "the recipe says it"),
-        ({"budgett": 3}, "entropy has no option 'budgett'"),
+        ({"budgett": 3}, "rd has no option 'budgett'"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(given: dict[str, object], said: str) -> None:

@@ -19,6 +19,7 @@ from jali.integration.recipe import Recipe, check_alone
 from jali.integration.stats import CallLog, CallRecord, Stats
 from jali.methods import FastestDense, Method, Schedule
 from jali.methods.schedule import why_never_sparse
+from jali.name import USUAL
 from jali.planning.site import Site
 from jali.planning.tables import Tables
 from jali.tokens.grid import TokenGrid
@@ -41,7 +42,7 @@ class Run:
     memory back and logs one line.
 
     Args:
-        method: a method's name (`options` are its own) or a `Method`.
+        method: a method's name (`options` are its own) or a `Method`; `rd` where there is none.
         mean_budget, total, curve, warmup_frac, dense_first_layer: as for `apply_sparse_attention`.
         recipe: instead of all these, a `Recipe` or its file. The host has to check that the model
             is the recipe's: a run never sees it.
@@ -59,7 +60,7 @@ class Run:
 
     def __init__(
         self,
-        method: str | Method = "entropy",
+        method: str | Method | None = None,
         *,
         mean_budget: float | None = None,
         total: float | None = None,
@@ -75,14 +76,21 @@ class Run:
         check_count("min_tokens", min_tokens, least=0)
         if recipe is not None:
             check_alone(
-                method=None if method == "entropy" else method, mean_budget=mean_budget,
+                method=method, mean_budget=mean_budget,
                 total=total, curve=curve, warmup_frac=warmup_frac,
                 dense_first_layer=dense_first_layer, **options,
             )  # fmt: skip
             recipe = recipe if isinstance(recipe, Recipe) else Recipe.read(recipe)
             method = recipe.scheduled
         chosen = chosen_method(
-            method, mean_budget, warmup_frac, dense_first_layer, None, options, total, curve
+            USUAL if method is None else method,
+            mean_budget,
+            warmup_frac,
+            dense_first_layer,
+            None,
+            options,
+            total,
+            curve,
         )
         if min_tokens:
             own = chosen if isinstance(chosen, Schedule) else Schedule(chosen)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from jali.name import USUAL
+
 if TYPE_CHECKING:
     from jali.presets import Preset
 
@@ -32,7 +34,7 @@ def as_psa(typed: Sequence[str], words: list[str], usual_model: str) -> list[str
     if asked:
         words = _with_preset(words, model)
     elif model.lower() in PSA_MODELS and not any(_has(words, flag) for flag in CHOSEN):
-        _say(f"without {FLAG} PSA is dense; here the method is entropy (--method dense)")
+        _say(f"without {FLAG} PSA is dense; here the method is {USUAL} (--method dense)")
     elif "--attention_preset" in {word.partition("=")[0] for word in typed}:
         _say(f"without {FLAG} PSA is dense whatever its preset; here the preset runs")
     for sentence in _differences(words, model):

@@ -16,6 +16,7 @@ from jali.error import shorten
 from jali.integration.choice import with_total
 from jali.integration.recipe import Recipe
 from jali.methods import Dense, Method, Schedule
+from jali.name import USUAL
 from jali.presets.method import read_method
 from jali.strict_yaml import parse_yaml
 from jali.value import check_choice, check_share
@@ -60,7 +61,7 @@ def make_run(
     transformer: nn.Module,
     family: Family,
     *,
-    method: str = "entropy",
+    method: str = USUAL,
     spend: str = "total",
     share: float = 0.5,
     start_percent: float = 0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jali.name import method_names
+from jali.name import USUAL, method_names
 
 ON_ERROR = ("error", "dense")
 SPEND = ("total", "budget", "own")
@@ -30,7 +30,7 @@ class SparseAttention:
                 "model": ("MODEL",),
                 "method": (
                     list(method_names()),
-                    {"default": "entropy", "tooltip": "How blocks of keys are chosen."},
+                    {"default": USUAL, "tooltip": "How blocks of keys are chosen."},
                 ),
                 "spend": (
                     list(SPEND),

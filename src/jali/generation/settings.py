@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jali import files
 from jali.error import show
 from jali.generation.setting import MOST, SettingDescription, SettingError, count, setting
-from jali.name import NO_RECIPE, is_recipe_file, shipped_recipe
+from jali.name import NO_RECIPE, USUAL, is_recipe_file, shipped_recipe
 from jali.planning.curve import SHAPES
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ class Settings:
     a ValueError that names it.
 
     >>> Settings("nano", budget=0.3, steps=8).resolve().method
-    'entropy'
+    'rd'
     """
 
     # fmt: off
     model: str = setting(
         str, MISSING, None, "A name of the registry; see `jali doctor`.", usual="nano")
     path: str | None = setting(str, None, PLACE, "Local folder or hub id, not the usual one.")
-    method: str | None = setting(str, None, ATTENTION, "One of {methods}.", shown="entropy")
+    method: str | None = setting(str, None, ATTENTION, "One of {methods}.", shown=USUAL)
     preset: str | None = setting(
         str, None, ATTENTION, "A method by preset; see `jali presets`. Or a recipe's file.")
     config: str | None = setting(Path, None, ATTENTION, "A preset file, jali's or PSA's.")
@@ -133,7 +133,7 @@ class Settings:
     @property
     def label(self) -> str:
         """The method's name, which names the run's folder."""
-        return str(self.attention["method"] if self.attention else self.method or "entropy")
+        return str(self.attention["method"] if self.attention else self.method or USUAL)
 
     def resolve(self, pipe: Any = None) -> Settings:
         """With every default filled in, so that equal runs have equal settings.
@@ -245,7 +245,7 @@ class Settings:
             return recipe.scheduled
         preset = self.find_preset()
         return chosen_method(
-            self.method or "entropy" if preset is None else preset.method,
+            self.method or USUAL if preset is None else preset.method,
             self.budget,
             self.warmup_frac,
             self.dense_first_layer,
@@ -307,7 +307,7 @@ class Settings:
             return {}
         from jali.presets.method import read_method
 
-        name = self.method or "entropy"
+        name = self.method or USUAL
         try:
             made = read_method({"method": name, "options": dict(self.options)}, f"method {name}")
         except ValueError as error:

@@ -22,7 +22,7 @@ from jali.integration.run import Run
 from jali.integration.stats import Stats
 from jali.integration.steering import Steered, Steering
 from jali.methods import METHODS, Method, Schedule
-from jali.name import is_recipe_file
+from jali.name import USUAL, is_recipe_file
 from jali.presets import Preset
 from jali.value import check_choice, check_count
 
@@ -69,7 +69,7 @@ class Handle:
 
 def apply_sparse_attention(
     target: Any,
-    method: str | Method | Any = "entropy",
+    method: str | Method | Any = None,
     *,
     mean_budget: float | None = None,
     backend: str = "auto",
@@ -91,7 +91,7 @@ def apply_sparse_attention(
     Args:
         target: a diffusers pipeline, or its transformer.
         method: a method's name (`options` are its own), a `Method`, a preset's name or a `Preset`;
-            a recipe's file, where it ends in .yaml.
+            a recipe's file, where it ends in .yaml. None is `rd`.
         mean_budget: asked share of the work of sparse calls. Without it and without a `total`, a
             method by name has a total of 0.5, unless it has a threshold or pattern of its own; psa,
             and whoever names dense steps or a layer, a budget of 0.5.
@@ -137,15 +137,16 @@ def apply_sparse_attention(
     pipe, transformers = transformers_of(target)
     layers = [self_attentions(module) for _, module in transformers]  # refused before any change
     if recipe is None and is_recipe_file(method):
-        method, recipe = "entropy", method
+        method, recipe = None, method
     if recipe is not None:
         check_alone(
-            method=None if method == "entropy" else method, mean_budget=mean_budget, total=total,
-            curve=curve, warmup_frac=warmup_frac, dense_first_layer=dense_first_layer, **options,
+            method=method, mean_budget=mean_budget, total=total, curve=curve,
+            warmup_frac=warmup_frac, dense_first_layer=dense_first_layer, **options,
         )  # fmt: skip
         recipe = recipe if isinstance(recipe, Recipe) else Recipe.read(recipe)
         recipe.check_model(dict(transformers))
         method = recipe.scheduled
+    method = USUAL if method is None else method
     if isinstance(method, str) and method not in METHODS:
         method = preset_for(method, model, pipe, transformers)
     chosen = chosen_method(
@@ -184,7 +185,7 @@ def apply_sparse_attention(
 def sparse_processor_mode(
     pipe: Any,
     mean_budget: float | None = None,
-    method: str | Method = "entropy",
+    method: str | Method | None = None,
     backend: str = "auto",
     preset: Any = None,
     warmup_frac: float | int | None = None,
@@ -209,7 +210,7 @@ def sparse_processor_mode(
         pipe: a diffusers pipeline, or a transformer.
         mean_budget: asked share of the work of sparse calls; or
         total: of all attention work of the run, spread along it by a `curve`.
-        method: a method's name or a `Method`; or else
+        method: a method's name or a `Method`, None is `rd`; or else
         preset: a preset's name or a `Preset`.
         recipe: or a `Recipe` or its file, which has all of these.
         options: these and all other arguments are those of `apply_sparse_attention`, which also
@@ -220,7 +221,7 @@ def sparse_processor_mode(
         ...     video = pipe("a cat").frames
         >>> print(run.summary())
     """
-    if preset is not None and method != "entropy":
+    if preset is not None and method is not None:
         raise ValueError("give method= or preset=, not both: a preset names its method")
     if preset is not None and recipe is not None:
         check_alone(preset=preset)
