@@ -26,7 +26,7 @@ from jali.planning.scoring import at_least_fp32
 from jali.tokens.layout import BlockLayout
 from jali.tokens.padding import KeyPadding
 
-RIDGE = 0.05  # of the mean square of an output's entries
+RIDGE = 0.05  # of the mean square of an output's entries, less their mean
 LEAST = 0.01  # of what a left-out probe does not decide itself
 TINY = 1e-30
 SEED = 0
@@ -107,7 +107,7 @@ def correct(out: Tensor, probes: Probes) -> Tensor:
     if probes.lse is not None and out.stride(-1) == 1:
         found: Tensor = kernels.load("correction").correct_rows(
             out, probes.parts, probes.lse, probes.rows, probes.sparse, probes.q_block,
-            probes.padding and probes.padding.length, RIDGE, LEAST, TINY,
+            probes.padding and probes.padding.length, RIDGE, LEAST, TINY, _rounding(out),
         )  # fmt: skip
         return found
     tokens = out.shape[2]
@@ -121,10 +121,12 @@ def correct(out: Tensor, probes: Probes) -> Tensor:
         mean = x.sum(2, keepdim=True) / number
         return (x - mean).masked_fill(~counted, 0), mean
 
+    whole = given.masked_fill(~counted, 0).square().sum((2, 3)) / given.shape[3]
     x, x_mean = centred(given)
     y, y_mean = centred(lacking)
     square = x.mT @ x
-    strength = RIDGE * square.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None] + TINY
+    strength = RIDGE * square.diagonal(dim1=-2, dim2=-1).mean(-1) + _rounding(out) * whole + TINY
+    strength = strength[..., None, None]
     square.diagonal(dim1=-2, dim2=-1).add_(strength.squeeze(-1))
     solved, _ = torch.linalg.solve_ex(square, x.mT)  # [B, H, D, R]
     weight = solved @ y
@@ -135,11 +137,15 @@ def correct(out: Tensor, probes: Probes) -> Tensor:
     believed = torch.where(number.flatten(2).squeeze(-1) < 2, 0, believed)  # one leaves none out
     believed = believed.nan_to_num_(0.0).clamp_(0, 1)[..., None, None]
     weight, shift = (
-        (some * believed).nan_to_num_(0.0, 0.0, 0.0).to(out.dtype)
-        for some in (weight, y_mean - x_mean @ weight)
+        (some * believed).nan_to_num_(0.0, 0.0, 0.0) for some in (weight, y_mean - x_mean @ weight)
     )
-    added = (out @ weight).add_(shift)
-    return out.addcmul_(added, probes.of_rows(tokens).to(out.dtype))
+    added = (at_least_fp32(out) @ weight).add_(shift)  # either may leave the range of fp16
+    return out.add_(added.masked_fill_(~probes.of_rows(tokens), 0))
+
+
+def _rounding(out: Tensor) -> float:
+    """The square of what an entry is rounded by: what differs less than that says nothing."""
+    return torch.finfo(out.dtype).eps ** 2
 
 
 def correction_share(layout: BlockLayout, count: int) -> float:

@@ -86,11 +86,12 @@ def test_what_rows_lack(
     sparse = (torch.rand(b, 1, -(-s // 16), generator=generator) < 0.8).to(DEVICE)
     padding = KeyPadding.of_lengths((s - 30, s)[:b], torch.device(DEVICE))
     given = Probes(at, several, None, sparse, 16, padding)
+    rounding = torch.finfo(dtype).eps ** 2
     exact = Probes(at, several.float(), lse, sparse, 16).exact[:, :, None]
     want = correct(out.double(), given._replace(parts=exact))
     kept = out.clone(memory_format=torch.preserve_format)
     found = correct_rows(
-        kept, several, lse, at, sparse, 16, padding.length, RIDGE, LEAST, TINY
+        kept, several, lse, at, sparse, 16, padding.length, RIDGE, LEAST, TINY, rounding
     )  # fmt: skip
     assert found is kept
     assert relative(found, want) < (1e-5 if dtype == torch.float32 else 6e-3)
@@ -104,16 +105,35 @@ def test_what_rows_lack(
 def test_sizes_of_values_do_not_matter(size: float) -> None:
     out, several, lse, at = case(torch.float32, 1, 1, 120, 16, 32, 2, 1.0)
     sparse = torch.ones(1, 1, 1, dtype=torch.bool, device=DEVICE)
-    numbers = at, sparse, 120, None, RIDGE, LEAST, TINY
+    numbers = at, sparse, 120, None, RIDGE, LEAST, TINY, 1e-12
     want = correct_rows(out.clone(), several, lse, *numbers)
     found = correct_rows(out * size, several * size, lse, *numbers)
     torch.testing.assert_close(found / size, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_rows_that_differ_by_rounding_alone_say_nothing(
+    dtype: torch.dtype, by_kernel: bool
+) -> None:
+    """A fit on such differences would be as steep as they are small."""
+    generator = torch.Generator().manual_seed(3)
+    up = torch.randint(0, 2, (1, 1, 300, 16), generator=generator).to(DEVICE)
+    out = (1 + up * torch.finfo(dtype).eps).to(dtype)
+    exact = out + (100 * up.float() @ tokens(1, 16, 1, 16, 6)).to(dtype)
+    at = rows_of(300, 32)
+    sparse = torch.ones(1, 1, 1, dtype=torch.bool, device=DEVICE)
+    lse = torch.zeros(1, 1, 1, 32, device=DEVICE) if by_kernel else None
+    probes = Probes(at, exact[:, :, None, at].contiguous(), lse, sparse, 300)
+    found = correct(out.clone(), probes)
+    assert found.isfinite().all()
+    assert (found - exact).float().norm() < (out - exact).float().norm()
+
+
 def test_what_is_no_number_takes_no_part() -> None:
     out, several, lse, at = case(torch.float32, 1, 2, 160, 32, 32, 2, 1.0)
     sparse = torch.ones(1, 1, 10, dtype=torch.bool, device=DEVICE)
-    rest = RIDGE, LEAST, TINY
+    rest = RIDGE, LEAST, TINY, 1e-12
     broken, other = out.clone(), several.clone()
     broken[0, 0, at[3]] = torch.nan
     other[0, 1, 1, 5] = torch.inf
