@@ -14,7 +14,7 @@ from jali.evaluation.bench.measure import sampled_error
     [
         Entropy(q_block=32, k_block=16),
         Psa(q_block=32, k_block=16),
-        RateDistortion(0.2, q_block=32, k_block=16),
+        RateDistortion(0.2, q_block=32, k_block=16, probes=0),
         AdaBsa(0.8, block_size=24, tail=True),
     ],
     ids=lambda method: method.name,

@@ -84,7 +84,7 @@ def test_the_proof(jali: Jali, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run["problem"] == ""
     assert run["dense_cost"] == 1 > run["sparse_cost"]
     assert run["sparse_transformer_seconds"] > 0
-    assert "entropy: asked 0.30" in run["sparse_summary"]
+    assert "rd: asked 0.30" in run["sparse_summary"]
     # A run without a sparse call proves nothing, and says so.
     monkeypatch.setattr(module, "load", lambda _settings: tiny.wan(layers=1))
     done = jali("doctor", "--device=cpu", "--run")

@@ -33,7 +33,7 @@ def test_one_prompt_to_one_folder(jali: Jali, small: Small, tmp_path: Path) -> N
     assert done.exit_code == 0, done.stderr
     said = f"{folder}: 1 clip, first clip, with loading and compilation:"
     assert said in " ".join(done.stdout.split())
-    assert "entropy: asked 0.40" in done.stdout
+    assert "rd: asked 0.40" in done.stdout
     run = read_run(folder)
     assert run.complete
     assert run.settings.options == {"q_block": 16, "k_block": 16}

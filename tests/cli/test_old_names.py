@@ -157,8 +157,8 @@ def test_an_experiment_in_psas_words() -> None:
 
 def test_psas_names_without_its_flag(dry: Dry) -> None:
     settings, said = dry("--model wan21_1.3b")
-    assert settings.method == "entropy"
-    assert "without --use_psa PSA is dense; here the method is entropy" in said
+    assert settings.method == "rd"
+    assert "without --use_psa PSA is dense; here the method is rd" in said
     settings, said = dry("--model wan21_1.3b --attention_preset psa_balanced")
     assert settings.preset == "psa_balanced"
     assert "here the preset runs" in said

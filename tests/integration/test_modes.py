@@ -195,7 +195,7 @@ class TestTold:
             jali.sparse_processor_mode(pipe, 0.3, warmup_frac=0.3) as run,
         ):
             tiny.generate(pipe, tiny.WAN_CALL, steps=4)
-        lines = [r.message for r in caplog.records if "jali: entropy: asked" in r.message]
+        lines = [r.message for r in caplog.records if "jali: rd: asked" in r.message]
         assert len(lines) == 1
         for part in ("asked 0.30", "cost 0.", "predicted", "measured", "first steps", "layer 0"):
             assert part in lines[0]

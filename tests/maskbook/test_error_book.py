@@ -35,7 +35,8 @@ from jali.tokens.padding import KeyPadding
 CALL = {**tiny.WAN_CALL, "height": 128, "width": 128, "num_frames": 9}  # 3×8×8 tokens
 RECORD = {k: v for k, v in CALL.items() if k != "prompt"}
 ALL = {"warmup_frac": 0, "dense_first_layer": False}
-RD = RateDistortion(samples=4, keep=0.5, q_block=16, k_block=16)
+ALL_LEVELS = (2, 4, 8, "mean", "skip")
+RD = RateDistortion(levels=ALL_LEVELS, keep=0.5, q_block=16, k_block=16)
 STEPS = 4
 
 
@@ -408,9 +409,7 @@ def test_errors_of_some_prompts_tell_what_another_one_needs() -> None:
         return tuple(shared + 0.3 * torch.randn(shared.shape, generator=g))
 
     grid = TokenGrid.video(3, 16, 16)
-    rd = RateDistortion(
-        0.2, samples=8, levels=(2, 4, 8, "mean", "skip"), q_block=32, k_block=32, probes=0
-    )
+    rd = RateDistortion(0.2, samples=8, levels=ALL_LEVELS, q_block=32, k_block=32, probes=0)
     layout = block_layout(grid, blocks=Blocks(32, 32))
     seen = [rd.table(Query(q, k, layout, Site(), 0.25, v=v)) for q, k, v in (prompt(), prompt())]
     header = replace(

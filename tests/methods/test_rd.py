@@ -20,6 +20,7 @@ from jali.tokens.layout import Blocks, block_layout
 from jali.tokens.padding import KeyPadding
 
 LEVELS = (2, 4, 8, MEAN, SKIP)
+ALL = (2, 4, 8, "mean", "skip")
 
 
 def tensors(batch=1, heads=2, kv_heads=2, tokens=200, dim=16, seed=0):
@@ -213,7 +214,7 @@ def test_a_level_that_costs_more_is_taken_less():
     blocks = {"q_block": 32, "k_block": 32}
 
     def pooled(costs):
-        method = RateDistortion(0.3, costs=costs, **blocks)
+        method = RateDistortion(0.3, levels=ALL, costs=costs, **blocks)
         levels = attend(q, k, v, method=method, grid=(3, 16, 16)).plan.levels
         return [float((levels == level).float().mean()) for level in (2, 4, 8, MEAN)]
 
@@ -297,7 +298,7 @@ def test_a_table_of_other_levels_does_not_serve():
 
 def test_tables_stay_within_their_limit():
     q, k, v = structured()
-    method = RateDistortion(0.2, q_block=32, k_block=32)
+    method = RateDistortion(0.2, levels=ALL, q_block=32, k_block=32)
     size = 2 * 24 * 24 * len(LEVELS)
 
     def run(limit):
@@ -331,7 +332,7 @@ def test_what_is_no_tables_is_refused(method):
         ({"price": True}, "above 0, got True"),
         ({"levels": (3,)}, "levels are some of 2, 4, 8, mean, skip, got 3"),
         ({"levels": ()}, "levels are some of"),
-        ({"k_block": 36}, "cannot be pooled 8×"),
+        ({"k_block": 36, "levels": (8, "skip")}, "cannot be pooled 8×"),
         ({"samples": 0}, "samples must be at least 1"),
         ({"keep": 1.5}, "keep must be in"),
         ({"costs": {3: 0.5}}, "costs are shares of the levels 2, 4, 8, mean, .* got one of 3"),

@@ -191,14 +191,14 @@ def _errors(
     """The rd whose errors are recorded, and how large the book will be; refused, if too large."""
     from rich.filesize import decimal
 
-    from jali.maskbook.calibration.request import method_of_errors
+    from jali.maskbook.calibration.request import OF_A_BOOK, method_of_errors
     from jali.maskbook.calibration.size import check_limit, expected_bytes
     from jali.maskbook.header import Errors
     from jali.methods import RateDistortion
     from jali.presets.method import read_method
     from jali.tokens.layout import Blocks
 
-    own = {"q_block": q_block or 128, "k_block": k_block, **options}
+    own = {**OF_A_BOOK, "q_block": q_block or 128, "k_block": k_block, **options}
     made = read_method({"method": "rd", "options": own}, "--method rd")
     assert isinstance(made, RateDistortion)
     method_of_errors(made, None, None)

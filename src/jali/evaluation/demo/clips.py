@@ -16,10 +16,11 @@ from jali.evaluation.report import Comparison, render_page, write_page
 from jali.generation import RunFolder, Settings, Tick, produce
 from jali.generation.produce import load, warm_up
 from jali.generation.settings import dense_twin
+from jali.name import USUAL
 
 MODEL = "nano"
 PROMPT = "a large red checkered ball moves right over an olive wooden background"
-METHOD, TOTAL = "entropy", 0.4
+METHOD, TOTAL = USUAL, 0.3
 # All of it fits five minutes on two cores; fewer steps blur, more take longer.
 STEPS, MOST_STEPS = 8, 50
 FULL: dict[str, Any] = {"height": 192, "width": 320, "num_frames": 37}  # 10×24×40 = 9,600 tokens
@@ -51,7 +52,7 @@ def demo_settings(
     recipe: str | Path | None = None,
     **others: Any,
 ) -> Settings:
-    """The sparse run, resolved: 0.4 of all attention work along a falling schedule, a budget after
+    """The sparse run, resolved: 0.3 of all attention work along a falling schedule, a budget after
     dense first steps, or a recipe. Everything that cannot be is refused before weights are read."""
     if method == "dense":
         raise ValueError("method is compared with dense, so it is another one, got 'dense'")

@@ -109,6 +109,10 @@ class CalibrationRequest:
         }
 
 
+# A book is made once, and whoever replays it chooses among the levels that it has.
+OF_A_BOOK: dict[str, Any] = {"samples": 8, "levels": (2, 4, 8, "mean", "skip")}
+
+
 def method_of_errors(
     method: str | Method, blocks: Blocks | None, order: Order | None, **others: Any
 ) -> RateDistortion | None:
@@ -120,7 +124,7 @@ def method_of_errors(
         return None
     if method == "rd":
         q, k = (blocks.q, blocks.k) if blocks is not None else (128, 128)
-        method = RateDistortion(q_block=q, k_block=k, order=order or Raster())
+        method = RateDistortion(**OF_A_BOOK, q_block=q, k_block=k, order=order or Raster())
     elif isinstance(method, RateDistortion):
         others = {**others, "blocks": blocks, "order": order}
     else:
