@@ -195,12 +195,7 @@ class PreparedCall(NamedTuple):
         out, lse = self.backend.attend(
             query.q, query.k, arranged_v, executed, query.scale, query.padding, out_buffer
         )
-        del (
-            query,
-            values,
-            arranged_v,
-            out_buffer,
-        )  # copies that must not lie beside the result's own
+        del query, values, arranged_v, out_buffer  # copies must not lie beside the result's own
         if probes is not None:
             out = correct(out, probes)
         out = plan.restore(out)

@@ -83,6 +83,9 @@ VARIANTS: dict[str, Method] = {
     "rd_price": RateDistortion(
         price=0.01, keep=0, q_block=32, k_block=24, levels=(8, "skip"), probes=0
     ),
+    "rd_tail": RateDistortion(
+        0.2, levels=(2, "skip"), q_block=32, k_block=16, tail=True, probes=0
+    ),
     "rd_probes": RateDistortion(0.3, q_block=32, k_block=16, probes=48),
     "entropy_probes": Entropy(Budget(0.3), q_block=32, k_block=16, probes=64, order=Gilbert()),
     "rd_statistics": RateDistortion(

@@ -163,7 +163,7 @@ class TestRecorded:
     def test_what_is_too_large_is_refused_before_it_runs(
         self, pipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        fine = RateDistortion(q_block=8, k_block=8)
+        fine = RateDistortion(levels=ALL_LEVELS, q_block=8, k_block=8)
         words = r"would have 121 GB.*larger blocks"
         with pytest.raises(ValueError, match=words):
             calibrate(pipe, ["a cat"], tmp_path / "a", model="wan-t2v-1.3b", method=fine)

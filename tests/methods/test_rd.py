@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from jali import Budget, Entropy, RateDistortion, TokenGrid, attend
+from jali import Budget, Entropy, RateDistortion, TokenGrid, attend, make_method
 from jali.backends import BACKENDS
 from jali.methods.method import Query
 from jali.methods.rd import ESTIMATES
@@ -207,6 +207,23 @@ def test_levels_that_are_not_allowed_do_not_occur():
     method = RateDistortion(0.3, levels=("mean",), q_block=32, k_block=32)
     found = attend(q, k, v, method=method).plan.levels.unique().tolist()
     assert found == [1, MEAN]
+
+
+@pytest.mark.parametrize("levels", [("mean", "skip"), (4, "skip"), (4,)])
+def test_a_tail_skips_nothing_and_keeps_to_the_budget(levels):
+    q, k, v = structured()
+    method = RateDistortion(0.2, levels=levels, tail=True, q_block=32, k_block=32)
+    assert SKIP not in method.codes
+    assert MEAN in method.ratios
+    plan = attend(q, k, v, method=method, grid=(3, 16, 16)).plan
+    assert not (plan.levels == SKIP).any()
+    assert (plan.levels == MEAN).any()
+    assert plan.cost <= 0.2
+
+
+def test_an_option_of_another_method_is_named_with_it():
+    with pytest.raises(ValueError, match=r"rd has no option 'sharpness' \(an option of entropy\)"):
+        make_method("rd", sharpness=2.0)
 
 
 def test_a_level_that_costs_more_is_taken_less():

@@ -46,12 +46,17 @@ def make_method(method: str | Method, **options: Any) -> Method:
         raise TypeError(f"a method is a name or a Method, got {method!r}")
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}{suggest(method, METHODS)}")
-    kind = METHODS[method]
-    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    known = _options(method)
     for option in options:
         if option not in known:
-            raise ValueError(f"{method} has no option {option!r}{suggest(option, known)}")
-    return kind(**options)
+            others = [name for name in METHODS if option in _options(name)]
+            hint = f" (an option of {', '.join(others)})" if others else ""
+            raise ValueError(f"{method} has no option {option!r}{hint}{suggest(option, known)}")
+    return METHODS[method](**options)
+
+
+def _options(method: str) -> list[str]:
+    return [f.name for f in dataclasses.fields(METHODS[method])]  # type: ignore[arg-type]
 
 
 __all__ = [

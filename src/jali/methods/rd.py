@@ -61,6 +61,7 @@ class RateDistortion(Method):
         q_block, k_block: tokens in a block.
         order: of the tokens, before they are cut into blocks.
         seed: of the sampled rows.
+        tail: skip nothing: what errs least is read as one mean a block, whatever `levels` say.
         probes: rows that are computed densely too, and correct all others; 0 corrects nothing.
 
     Example:
@@ -78,12 +79,14 @@ class RateDistortion(Method):
     k_block: int = field(default=128, kw_only=True)
     order: Order = field(default_factory=Raster, kw_only=True)
     seed: int = field(default=0, kw_only=True)
+    tail: bool = field(default=False, kw_only=True)
     probes: int = field(default=64, kw_only=True)
 
     name: ClassVar[str] = "rd"
     needs_values: ClassVar[bool] = True
     keeps_tables: ClassVar[bool] = True
     uneven_heads: ClassVar[bool] = True
+    linear_from: ClassVar[float] = math.inf  # early steps are worth more, whatever the total
 
     def __post_init__(self) -> None:
         check_count("probes", self.probes, least=0)
@@ -104,6 +107,8 @@ class RateDistortion(Method):
     def codes(self) -> tuple[int, ...]:
         """The levels above 1 as plans write them, finest first."""
         found = {_code(level) for level in self.levels}
+        if self.tail:
+            found = (found | {MEAN}) - {SKIP}
         return tuple(level for level in LEVELS if level in found)
 
     @functools.cached_property

@@ -86,7 +86,8 @@ class TableErrors:
     def name(self) -> str:
         # Its other options say what is done with the errors, or stand in the book by themselves.
         other = {
-            "budget", "price", "costs", "levels", "keep", "q_block", "k_block", "order", "probes",
+            "budget", "price", "costs", "levels", "keep", "q_block", "k_block", "order", "tail",
+            "probes",
         }  # fmt: skip
         own = {f.name: getattr(self.method, f.name) for f in fields(self.method)}
         return " ".join(["rd", *(f"{n}={x}" for n, x in own.items() if n not in other)])
