@@ -116,12 +116,16 @@ def test_a_schedule_follows_its_curve():
 
 
 @pytest.mark.parametrize(
-    ("total", "shape"),
-    [(0.2, "exponential"), (0.549, "exponential"), (0.55, "linear"), (1, "linear")],
-)
-def test_a_high_total_falls_linearly_unless_a_curve_is_named(total, shape):
+    ("method", "total", "shape"),
+    [
+        ("entropy", 0.2, "exponential"), ("entropy", 0.549, "exponential"),
+        ("entropy", 0.55, "linear"), ("entropy", 1, "linear"),
+        ("rd", 0.2, "exponential"), ("rd", 0.55, "exponential"), ("rd", 1, "exponential"),
+    ],
+)  # fmt: skip
+def test_a_high_total_falls_linearly_unless_a_curve_is_named(method, total, shape):
     def asked(curve=None):
-        return chosen_method("entropy", None, None, None, None, {}, total=total, curve=curve)
+        return chosen_method(method, None, None, None, None, {}, total=total, curve=curve)
 
     assert asked().curve == Curve(total, shape)
     for other in ("exponential", "linear"):

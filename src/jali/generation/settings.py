@@ -66,7 +66,7 @@ class Settings:
         rule="a number above 0 and at most 1", least=math.ulp(0.0), most=1)
     curve: str | None = setting(
         str, None, ATTENTION, "How a total is spread: exponential, linear, flat, or numbers with "
-        "commas.", shown="exponential, from a total of 0.55 on linear")
+        "commas.", shown="exponential; linear from a total of 0.55 on, but not for rd")
     masks: str | None = setting(Path, None, ATTENTION, "A calibrated MaskBook: the method cached.")
     recipe: str | None = setting(
         Path, None, ATTENTION, "What `jali tune` found: method, total and curve; none: not the "

@@ -86,7 +86,7 @@ def with_total(method: Method, total: float, curve: str | tuple[float, ...] | No
     """The method with budgets that make a whole run cost `total`; its own curve unless one is
     given, and one that falls where it has none."""
     own = method if isinstance(method, Schedule) else Schedule(method)
-    known = own.curve or Curve(total, usual_shape(total))
+    known = own.curve or Curve(total, usual_shape(total, own.base.linear_from))
     made = replace(known, total=total, shape=curve or known.shape)
     return replace(own, budgets=(), curve=made)
 

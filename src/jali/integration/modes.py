@@ -106,9 +106,10 @@ def apply_sparse_attention(
             before the first step is done, or "dense" for such calls.
         total: instead of a budget, the share of *all* attention work of a run, dense steps and
             layers included. Budgets then fall along the run.
-        curve: how they do: "exponential" (the default below 0.55) or "linear" (from there on), from
-            dense in the first step; "flat" is one budget after the dense first steps and layer; or
-            a tuple of relative budgets along the run.
+        curve: how they do: "exponential" (the default for rd, and for others below a total of 0.55)
+            or "linear" (for those from there on), from dense in the first step; "flat" is one
+            budget after the dense first steps and layer; or a tuple of relative budgets along the
+            run.
         recipe: instead of a method with its budget or total, a `Recipe` or its file, as `tune`
             makes them, or "nano", which comes with one. Another model is refused; another size or
             number of steps is warned of.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from jali.kernels.lists import MEAN
 from jali.planning.budget import Budget, blocks_for
+from jali.planning.curve import LINEAR_FROM
 from jali.planning.plan import BlockPlan
 from jali.planning.selection import keep_top
 from jali.planning.site import Site
@@ -87,6 +88,7 @@ class Method(abc.ABC):
     needs_values: ClassVar[bool] = False
     keeps_tables: ClassVar[bool] = False  # what it looked at once may serve several calls
     falls: ClassVar[bool] = True  # budgets that fall along a run suit it better than dense steps
+    linear_from: ClassVar[float] = LINEAR_FROM  # totals that fall linearly; lower ones faster
     orders_heads: ClassVar[bool] = False  # every head has an order of its own, made from q and k
     uneven_heads: ClassVar[bool] = False  # heads may do unequal parts of the work
     # What stays dense where its authors run it, as arguments of `Schedule`; this is ESA's.

@@ -123,9 +123,9 @@ class Curve:
         return [_between(self.shape, x) * a / (1 - a) for x in along]
 
 
-def usual_shape(total: float) -> str:
+def usual_shape(total: float, linear_from: float = LINEAR_FROM) -> str:
     """How a total is spread where nobody says it: what gave the better clips of nano."""
-    return "linear" if total >= LINEAR_FROM else "exponential"
+    return "linear" if total >= linear_from else "exponential"
 
 
 def _positive(name: str, values: Sequence[float]) -> tuple[float, ...]:
