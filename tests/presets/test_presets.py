@@ -279,7 +279,7 @@ def test_wrong_names_suggest_near_ones(tmp_path: Path) -> None:
 
 def test_a_model_without_a_name_takes_its_default(tmp_path: Path) -> None:
     assert load_preset(None, "wan-t2v-1.3b").name == "psa_balanced"
-    assert load_preset(None, "flux.1-dev").name == "entropy_balanced"
+    assert load_preset(None, "flux.1-dev").name == "rd_balanced"
     assert load_preset(None, "CogVideo_5b", write(tmp_path, psa_file())).name == "psa_balanced"
     with pytest.raises(ValueError, match="has no default preset, name one of my_custom_preset"):
         load_preset(None, config=write(tmp_path, CUSTOM))
