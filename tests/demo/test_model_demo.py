@@ -22,7 +22,7 @@ from jali.methods import METHODS
 
 Jali = Callable[..., Any]
 Tiny = tuple[str, ...]
-TOP = ["demo.json", "dense", "entropy", "index.html", "side-by-side.mp4", "strip.png"]
+TOP = ["demo.json", "dense", "index.html", "rd", "side-by-side.mp4", "strip.png"]
 
 
 def names(folder: Path) -> list[str]:
@@ -52,13 +52,13 @@ def test_the_files(made: tuple[Path, dict[str, Any]]) -> None:
         clip = read_clip(folder / told[run]["video"])
         assert clip.frames.shape == (9, 64, 128, 3)
     page = (folder / "index.html").read_text()
-    assert "entropy total 0.4 against dense" in page
+    assert "rd total 0.3 against dense" in page
     assert "http" not in page.partition("<script")[0].replace("http-equiv", "")
 
 
 def test_both_runs_differ_in_the_method_alone(made: tuple[Path, dict[str, Any]]) -> None:
     folder, told = made
-    dense, sparse = (read_run(folder / name) for name in ("dense", "entropy"))
+    dense, sparse = (read_run(folder / name) for name in ("dense", "rd"))
     other = set(dense.settings.differences(sparse.settings))
     assert other <= {
         "method",
@@ -72,7 +72,7 @@ def test_both_runs_differ_in_the_method_alone(made: tuple[Path, dict[str, Any]])
     assert dense.clips[0].seed == sparse.clips[0].seed == 3
     assert dense.clips[0].cost == 1
     assert told["dense"]["cost"] == 1 > told["sparse"]["cost"] >= told["sparse"]["sparse_cost"]
-    assert (sparse.settings.total, sparse.settings.curve) == (0.4, "exponential")
+    assert (sparse.settings.total, sparse.settings.curve) == (0.3, "exponential")
     assert told["speed_up"] == pytest.approx(
         dense.clips[0].seconds / sparse.clips[0].seconds, rel=1e-3
     )
@@ -80,7 +80,7 @@ def test_both_runs_differ_in_the_method_alone(made: tuple[Path, dict[str, Any]])
 
 def test_the_metrics_are_of_the_lossless_frames(made: tuple[Path, dict[str, Any]]) -> None:
     folder, told = made
-    runs = [read_run(folder / name) for name in ("dense", "entropy")]
+    runs = [read_run(folder / name) for name in ("dense", "rd")]
     dense, sparse = (read_clip(run.path(run.clips[0].lossless)).frames for run in runs)
     assert not torch.equal(dense, sparse)
     assert told["psnr"] == pytest.approx(float(metric.psnr(dense, sparse).mean()), abs=1e-3)
@@ -97,18 +97,18 @@ def test_words_and_a_second_demo_in_the_same_place(jali: Jali, tiny: Tiny, tmp_p
         "in all",
         "calls calls clip clip",
         "PSNR",
-        "entropy 0.40",
+        "rd 0.30",
         "side-by-side.mp4",
     ):
         assert word in " ".join(done.stdout.split())
-    for word in ("loading nano", "dense: 1 steps", "entropy: decoding", "measuring"):
+    for word in ("loading nano", "dense: 1 steps", "rd: decoding", "measuring"):
         assert word in done.stderr
     # One block cannot be left out, so the clips are the same, and it says so.
     assert "same" in done.stdout
     before = (folder / "demo.json").read_text()
     done = jali("demo", *tiny, "--quick", "--method=psa", "--budget=0.5", "--output-dir", folder)
     assert done.exit_code == 0, done.stderr
-    assert names(folder) == sorted({*TOP, "psa"} - {"entropy"})
+    assert names(folder) == sorted({*TOP, "psa"} - {"rd"})
     assert (folder / "demo.json").read_text() != before
 
 
@@ -240,7 +240,7 @@ def test_warming_up_is_quiet(
     settings = clips.demo_settings(quick=True, steps=1, path=str(weights))
     caplog.clear()  # that one step is all dense was said of the settings
     both = clips.generate_both(settings, "a red ball", tmp_path)
-    assert both == ("dense", "entropy")
+    assert both == ("dense", "rd")
     assert not caplog.records
 
 

@@ -40,13 +40,13 @@ def demo(
     ] = False,
     method: Annotated[
         str | None,
-        typer.Option(help="One of {own_methods}.", show_default="entropy", autocompletion=methods),
+        typer.Option(help="One of {own_methods}.", show_default="rd", autocompletion=methods),
     ] = None,
     budget: Annotated[
         float | None,
         typer.Option(
             help="Asked share of dense attention's work, after dense first steps.",
-            show_default="0.4 of all work, most of it early",
+            show_default="0.3 of all work, most of it early",
         ),
     ] = None,
     recipe: Annotated[
