@@ -58,8 +58,9 @@ class Results:
         return bool(found) and all("unreachable" in row for row in found)
 
     def better(self, method: str, total: float, steps: int) -> Row | None:
-        """A method on the schedule that suits it best."""
-        return best(self.some(method=method, total=total, steps=steps))
+        """A method on the schedule that suits it best; other floors are settings."""
+        rows = self.some(method=method, total=total, steps=steps)
+        return best(row for row in rows if row["schedule"] in SHORT)
 
     def best_other(self, row: Row) -> Row | None:
         """The best run of another method at that total."""
@@ -69,8 +70,8 @@ class Results:
 
     def compared(self, total: float, steps: int) -> list[Row]:
         """All runs of contenders at that total."""
-        known = self.contenders
-        return [r for r in self.some(total=total, steps=steps) if r["method"] in known]
+        rows, known = self.some(total=total, steps=steps), self.contenders
+        return [r for r in rows if r["method"] in known and r["schedule"] in SHORT]
 
 
 def name_of(row: Row) -> str:

@@ -186,11 +186,11 @@ def planning_table() -> str:
         ("`psa`", METHODS["psa"](), "a quarter of the queries and of the keys"),
         ("`ada_bsa`", METHODS["ada_bsa"](), "an eighth of all products"),
         ("`rf_v2`", METHODS["rf_v2"](), "means of blocks"),
-        ("`rd`", rd, "8 of 128 queries, all keys, values and their means"),
+        ("`rd`", rd, f"{rd.samples} of {rd.q_block} queries, all keys, values and their means"),
     ]
     for estimate, seen in (
-        ("mixed", "2 of them so, all of them statistics"),
-        ("statistics", "8 queries, means and variances of groups of keys"),
+        ("mixed", f"{rd.samples // 4} of them so, all of them statistics"),
+        ("statistics", f"{rd.samples} queries, means and variances of groups of keys"),
     ):
         looks.append((f"`rd`, {estimate}", dataclasses.replace(rd, estimate=estimate), seen))
     lines = ["| method | looks at | share of a dense call | how often |", "|---|---|---:|---|"]
@@ -509,11 +509,11 @@ def curves_table() -> str | None:
 
 
 def probes_table() -> str | None:
-    """What probes change, a part for every size."""
+    """What probes change."""
     from probe_tables import page
 
-    files = sorted(RESULTS.glob("probes-nano-*.json"))
-    return "\n\n".join(page(json.loads(file.read_text("utf-8"))) for file in files) or None
+    result = _newest(TOTALS)
+    return None if result is None else page(result)
 
 
 def of_totals(name: str) -> str | None:

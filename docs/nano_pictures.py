@@ -91,6 +91,9 @@ def heads_figure(told: dict[str, Any]) -> Figure:
     return figure
 
 
+WITH_PROBES = "entropy:probes=64"  # rd has them unasked
+
+
 def totals(told: dict[str, Any]) -> Figure:
     """PSNR over all work, planning included: a line for each method, on its better schedules."""
     from matplotlib.figure import Figure
@@ -104,7 +107,7 @@ def totals(told: dict[str, Any]) -> Figure:
     for axis, steps in zip(axes, results.steps, strict=True):
         lines: dict[str, list[Row]] = {}
         for total in results.totals(steps):
-            for method in results.contenders:
+            for method in (*results.contenders, WITH_PROBES):
                 if (row := results.better(method, total, steps)) is not None:
                     lines.setdefault(method, []).append(row)
             esa = best(results.some(method="entropy", schedule="esa", total=total, steps=steps))

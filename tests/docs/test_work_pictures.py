@@ -108,7 +108,7 @@ def test_what_is_said_of_looking_is_what_methods_do() -> None:
     assert said["`entropy`"] == f"{0.5 * 4 / 256:.3f}"
     assert said["`psa`"] == f"{0.5 / 4 / 4:.3f}"
     assert said["`ada_bsa`"] == f"{0.5 / 8:.3f}"
-    assert said["`rd`"] == f"{8 / 128 * (1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 128):.3f}"
+    assert said["`rd`"] == f"{4 / 128 * (1 + 1 / 128):.3f}"
     assert float(said["`rd`, statistics"]) < float(said["`rd`, mixed"]) < float(said["`rd`"])
     assert RateDistortion().keep == 1 / 4  # four times a run
     assert table in PAGE
@@ -135,7 +135,7 @@ def test_the_page_says_what_was_measured(told: dict[str, Any]) -> None:
         assert at("entropy:tail=True", steps)["psnr"] < at("entropy", steps)["psnr"]
         assert at("psa", steps)["psnr"] < at("entropy", steps)["psnr"] - 3
         assert at("rd", steps, "linear")["psnr"] < at("rd", steps)["psnr"] - 1
-    assert at("rd", 12)["planning"] > 2 * at("entropy", 12)["planning"]
+    assert at("rd", 12)["planning"] == pytest.approx(2 * at("entropy", 12)["planning"], rel=0.1)
     assert at("rd", 30)["planning"] == pytest.approx(at("entropy", 30)["planning"], rel=0.15)
 
 
