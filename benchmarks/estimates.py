@@ -11,6 +11,7 @@ do not decide about clips: see nano_quality.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -29,15 +30,16 @@ from jali.tokens.layout import BlockLayout, Blocks
 BUDGETS = (0.5, 0.3, 0.15, 0.08)
 # Rows of every query block on which errors are measured; not those that were planned by.
 CHECKED = 4
+RD = RateDistortion(levels=(2, 4, 8, "mean", "skip"))
 METHODS: dict[str, Method] = {
     "entropy": Entropy(q_block=BLOCK, k_block=BLOCK),
-    **{f"samples, {n} rows": RateDistortion(samples=n) for n in (2, 4, 8, 16)},
+    **{f"samples, {n} rows": replace(RD, samples=n) for n in (2, 4, 8, 16)},
     **{
-        f"{estimate}, {n} rows": RateDistortion(samples=n, estimate=estimate)
+        f"{estimate}, {n} rows": replace(RD, samples=n, estimate=estimate)
         for estimate in ("statistics", "mixed")
         for n in (4, 8, 16)
     },
-    "all rows (the bound)": RateDistortion(samples=BLOCK),
+    "all rows (the bound)": replace(RD, samples=BLOCK),
 }
 
 

@@ -77,9 +77,10 @@ def methods() -> dict[str, Method]:
         return kind(**dict.fromkeys(known & {"q_block", "k_block", "block_size"}, BLOCK))
 
     found = {name: sized(name.partition(",")[0]) for name in STROKES}
-    every_row, entropy = found["rd, all rows"], found["entropy, tail"]
-    assert isinstance(every_row, RateDistortion)
-    found["rd, all rows"] = replace(every_row, samples=BLOCK)
+    rd, entropy = found["rd"], found["entropy, tail"]
+    assert isinstance(rd, RateDistortion)
+    found["rd"] = replace(rd, samples=8, levels=(2, 4, 8, "mean", "skip"), probes=0)
+    found["rd, all rows"] = replace(found["rd"], samples=BLOCK)
     found["entropy, tail"] = replace(entropy, tail=True)  # type: ignore[call-arg]
     return found
 

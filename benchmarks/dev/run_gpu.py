@@ -40,7 +40,7 @@ from jali.planning.tradeoff import with_left
 STEPS = 50
 TOTALS = (0.25, 0.39, 0.5)
 ESA_TOTAL = 0.54
-SOME = ("entropy", "rd", "rd, mean or skip")  # where a call takes seconds
+SOME = ("entropy", "rd", "rd, no probes")  # where a call takes seconds
 MANY, FEW = (0.75, 0.5, 0.3, 0.2, 0.1, 0.03), (0.7, 0.4, 0.2, 0.08, 0.03)
 BUDGETS = {"480p": MANY, "720p": FEW, "14b": FEW, "hunyuan": FEW, "cogvideox": MANY}
 CODES = tuple(level for level in LEVELS if level != 1)
@@ -111,8 +111,7 @@ def methods() -> dict[str, Method]:
         "entropy": Entropy(Budget(0.5)),
         "entropy, 64 probes": Entropy(Budget(0.5), probes=64),
         "rd": LikeNano(),
-        "rd, by time": LikeNano(costs="time"),
-        "rd, mean or skip": LikeNano(levels=("mean", "skip")),
+        "rd, 8 samples": LikeNano(samples=8),
         "rd, no probes": LikeNano(probes=0),
     }
 
