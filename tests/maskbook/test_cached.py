@@ -71,6 +71,26 @@ class TestMode:
                 plans.append([call.result.plan.levels for call in seen])
         assert all(torch.equal(a, b) for a, b in zip(*plans, strict=True))
 
+    def test_probes_correct_what_a_book_leaves_out(self, pipe: Any, path: Path) -> None:
+        def lacking(probes: int) -> tuple[Any, float]:
+            seen: list[Any] = []
+            with jali.cached_processor_mode(pipe, path, 0.5, probes=probes, **ALL) as handle:
+                handle.run.watch = seen.append
+                tiny.generate(pipe, CALL)
+            call = seen[0]
+            assert call.result.planning == probes / 192
+            dense = jali.attend(call.q, call.k, call.v, method="dense", grid=call.grid).out
+            return handle, float((call.result.out - dense).norm() / dense.norm())
+
+        (plain, before), (corrected, after) = lacking(0), lacking(96)
+        assert after < before
+        assert plain.stats().sparse_cost == corrected.stats().sparse_cost
+        with (
+            pytest.raises(ValueError, match="probes must be at least 0, got -1"),
+            jali.cached_processor_mode(pipe, path, probes=-1),
+        ):
+            pass
+
     def test_the_usual_schedule(self, pipe: Any, path: Path) -> None:
         with jali.cached_processor_mode(pipe, path) as handle:
             tiny.generate(pipe, CALL)

@@ -317,6 +317,13 @@ class TestReplay:
         assert handle.stats().cost == pytest.approx(0.65, abs=0.02)
         assert "asked 0.65 in total" in handle.summary()
 
+    @pytest.mark.parametrize("total", [0.4, 0.65])
+    def test_a_total_falls_as_that_of_rd_itself(self, pipe: Any, path: Path, total: float) -> None:
+        with jali.cached_processor_mode(pipe, path, total=total) as replayed:
+            curve = replayed.run.method.curve
+        with jali.sparse_processor_mode(pipe, method="rd", total=total) as planned:
+            assert curve == planned.run.method.curve
+
     @pytest.mark.parametrize("steps", [4, 12])
     def test_a_small_total(self, pipe: Any, path: Path, steps: int) -> None:
         """In four steps less than one dense step: the curve begins below 1."""

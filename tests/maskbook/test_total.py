@@ -169,6 +169,16 @@ class TestSettings:
             found = Settings("nano", masks=str(of_rd), total=0.4, steps=steps).resolve()
             assert found.steps == (steps or model_card("nano").steps)
             assert found.curve == "exponential"
+        probed = Settings("nano", masks=str(file), total=0.6, options={"probes": 8}).resolve()
+        assert probed.make_method().probes == 8
+        assert probed.differences(settings)
+        again = Settings.from_dict(json.loads(json.dumps(probed.to_dict()))).resolve()
+        assert not again.differences(probed)
+        with pytest.raises(ValueError, match="cached has the option probes, got samples"):
+            Settings("nano", masks=str(file), options={"samples": 8, "probes": 8}).check()
+        for wrong in ("many", -1, 0.5, True):
+            with pytest.raises((ValueError, TypeError), match=f"probes must be .* got {wrong!r}"):
+                Settings("nano", masks=str(file), options={"probes": wrong}).resolve()
         with pytest.raises(ValueError, match=r"for 4 steps, and 7 are asked for"):
             Settings("nano", masks=str(file), steps=7).resolve()
         with pytest.raises(ValueError, match=r"cannot be made of the budgets .* 0\.3, 0\.5"):

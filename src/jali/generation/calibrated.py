@@ -31,11 +31,13 @@ def cached_method(settings: Settings) -> Method:
         )
     recipe = settings.find_recipe()
     if recipe is not None:
-        return book_method(book, None, None, curve_for_book(recipe, book, settings), None, None)
+        curve = curve_for_book(recipe, book, settings)
+        return book_method(book, None, None, curve, None, None, probes=recipe.method.probes)
     names = ("warmup_frac", "dense_first_layer")
     return book_method(
-        book, settings.budget, settings.total, settings.curve_shape, *settings.pick(*names).values()
-    )
+        book, settings.budget, settings.total, settings.curve_shape,
+        *settings.pick(*names).values(), **settings.options,
+    )  # fmt: skip
 
 
 def curve_for_book(recipe: Recipe, book: MaskBook, settings: Settings) -> Curve:
@@ -70,6 +72,8 @@ def describe_method(method: Method) -> dict[str, Any]:
         schedule["curve"] = {f.name: getattr(method.curve, f.name) for f in known}
     budget = cached.budget.mean if method.curve is None else None
     options = {"book": cached.book.digest, "budget": budget}
+    if cached.probes:  # what was written before there were any stays as it is
+        options["probes"] = cached.probes
     return {"method": cached.name, "options": options, "schedule": schedule}
 
 
@@ -79,8 +83,11 @@ def replay_book(pipe: Any, settings: Settings) -> AbstractContextManager[Handle]
     if recipe is not None:
         book = MaskBook.open(str(settings.masks))
         curve = curve_for_book(recipe, book, settings)
-        return cached_processor_mode(pipe, book, curve=curve, backend=settings.backend)
+        return cached_processor_mode(
+            pipe, book, curve=curve, backend=settings.backend, probes=recipe.method.probes
+        )
     names = ("budget", "backend", "warmup_frac", "dense_first_layer", "total")
     return cached_processor_mode(
-        pipe, str(settings.masks), curve=settings.curve_shape, **settings.pick(*names)
-    )
+        pipe, str(settings.masks), curve=settings.curve_shape, **settings.pick(*names),
+        **settings.options,
+    )  # fmt: skip

@@ -152,9 +152,9 @@ def _check_masks(settings: Settings) -> None:
             f"and `masks`: masks are read by the method cached, not by {settings.method}; "
             f"leave one out",
         )
-    if settings.options:
-        names = ", ".join(settings.options)
-        raise ArgumentError("options", f": the method cached has no options, got {names}")
+    others = ", ".join(name for name in settings.options if name != "probes")
+    if others:
+        raise ArgumentError("options", f": the method cached has the option probes, got {others}")
     if not Path(str(settings.masks)).expanduser().exists():
         raise ArgumentError(
             "masks",

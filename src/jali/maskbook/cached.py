@@ -10,11 +10,13 @@ from torch import Tensor
 
 from jali.maskbook import MaskBook
 from jali.methods.method import Method, Query
+from jali.methods.rd import RateDistortion
 from jali.planning.budget import Budget
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order
+from jali.value import check_count
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Cached(Method):
         rank, ranks: which part of the heads is here, where ranks share them.
         check: asked at every call; raises for a run that the book does not fit.
         sum_over_ranks: sums a tensor over those ranks: the heads of a book of rd share a budget.
+        probes: rows that are computed densely too, and correct all others; 0 corrects nothing.
 
     Raises:
         TypeError: `book` is no MaskBook, or `budget` no Budget.
@@ -48,12 +51,14 @@ class Cached(Method):
     sum_over_ranks: Callable[[Tensor], Tensor] | None = field(
         default=None, compare=False, repr=False
     )
+    probes: int = 0
 
     name: ClassVar[str] = "cached"
     keeps_tables: ClassVar[bool] = True
     uneven_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_count("probes", self.probes, least=0)
         if not isinstance(self.book, MaskBook):
             raise TypeError(
                 f"Cached replays a MaskBook, got {self.book!r}; use MaskBook.open(path)"
@@ -64,6 +69,12 @@ class Cached(Method):
             raise ValueError(f"a book is asked for a mean share alone, got {self.budget}")
         if self.budget.mean not in self.book.budgets and not self.book.derives:
             self.book.derive(self.budget.mean)  # says why it cannot
+
+    @property
+    def linear_from(self) -> float:  # type: ignore[override]
+        """As the method that the book recorded."""
+        recorded = Method if self.book.header.errors is None else RateDistortion
+        return recorded.linear_from
 
     @property
     def ratios(self) -> tuple[int, ...]:

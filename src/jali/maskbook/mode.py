@@ -48,6 +48,7 @@ def cached_processor_mode(
     other_weights: bool = False,
     total: float | None = None,
     curve: str | tuple[float, ...] | Curve | None = None,
+    probes: int = 0,
 ) -> Iterator[Handle]:
     """A block in which a pipeline replays a book: no scoring, no look at q and k.
 
@@ -64,6 +65,7 @@ def cached_processor_mode(
         total, curve: instead of a budget, as in `sparse_processor_mode`. A book without importance
             comes as near to the total as its budgets allow, and never above; the summary says so.
             A `Curve`, as a recipe has one, says both.
+        probes: rows that are computed densely too, and correct all others.
 
     Yields:
         The handle of `sparse_processor_mode`.
@@ -82,7 +84,9 @@ def cached_processor_mode(
     owner, transformers = transformers_of(pipe)
     check_model(opened, dict(transformers), other_weights)
     levels = None if owner is None else _noise_check(opened, weakref.ref(owner))
-    method = book_method(opened, budget, total, curve, warmup_frac, dense_first_layer, levels)
+    method = book_method(
+        opened, budget, total, curve, warmup_frac, dense_first_layer, levels, probes
+    )
     try:
         with sparse_processor_mode(
             pipe,
@@ -119,6 +123,7 @@ def book_method(
     warmup: float | int | None,
     first_layer: bool | None,
     check: Callable[[Site], None] | None = None,
+    probes: int = 0,
 ) -> Schedule:
     """What replays a book at a budget or a total, inside the usual schedule."""
     whole = curve if isinstance(curve, Curve) else None
@@ -128,13 +133,14 @@ def book_method(
     if share is None:  # of a curve the budgets follow; any that the book has will do
         share = BUDGET if total is None or not book.budgets else book.budgets[0]
     schedule = with_schedule(
-        Cached(book, Budget(float(share)), check=check),
+        Cached(book, Budget(float(share)), check=check, probes=probes),
         *usual_schedule(warmup, first_layer, total, curve),
     )
     assert isinstance(schedule, Schedule)
     if total is None:
         return schedule
-    made = whole or Curve(total, usual_shape(total) if curve is None else curve)
+    shape = usual_shape(total, schedule.base.linear_from) if curve is None else curve
+    made = whole or Curve(total, shape)
     if not book.derives:
         made = BookCurve(made.total, made.shape, made.floor, made.layers, book=book)
     schedule = replace(schedule, curve=made)
