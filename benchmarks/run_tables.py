@@ -34,8 +34,8 @@ def first(result: Result, quality: Result) -> str:
         f"weights and compiled blocks; calls were timed at five or six budgets and added up along "
         f"the falling ones{_checked(whole)}. PSNR against the dense clip is of "
         f"[nano](docs/nano.md), {STEPS} steps, {len(quality['prompts'])} prompts: that "
-        f"equal work means equal quality in another model is a forecast. The 64 probes of `rd` as it "
-        f"comes were not timed in whole runs.",
+        f"equal work means equal quality in another model is a forecast. The 64 probes of `rd` as "
+        f"it comes were not timed in whole runs.",
         "",
         f"| all attention work | nano's PSNR | {' | '.join(MODELS[model] for model in models)} |",
         f"|---|---:|{'---:|' * len(models)}",

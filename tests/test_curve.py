@@ -77,11 +77,16 @@ def test_dense_calls_are_part_of_the_total():
         ((0.4, "exponental"), "shape must be 'exponential'"),
         ((0.4, ()), "or a tuple"),
         ((0.4, (1.0, -1.0)), "above 0, got -1.0"),
+        ((0.4, (1.0, "a")), "above 0, got 'a'"),
+        ((0.4, (True,)), "above 0, got True"),
+        ((0.4, 0.5), "or a tuple of numbers, got 0.5"),
+        ((0.4, "flat", 0.03, 2.0), "layers must be a tuple of numbers above 0, got 2.0"),
+        ((0.4, "flat", 0.03, "22"), "layers must be a tuple of numbers above 0, got '22'"),
         ((0.4, "flat", 1.5), "floor must be"),
     ],
 )
 def test_what_is_no_curve_is_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         Curve(*arguments)
 
 

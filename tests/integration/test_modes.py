@@ -350,6 +350,13 @@ class TestSchedule:
         assert self.method("entropy") == Schedule(Entropy(), curve=Curve(0.5))
         assert self.method("rd") == Schedule(RateDistortion(), curve=Curve(0.5))
 
+    @pytest.mark.parametrize("curve", [(), (1.0, 0.0), 0.5, "steep", ("a",)])
+    @pytest.mark.parametrize("named", ["rd", "entropy_balanced"])
+    def test_what_is_no_curve_is_named_as_it_was_given(self, named: str, curve: Any) -> None:
+        with pytest.raises(ValueError, match="curve must be") as caught:
+            self.method(named, total=0.4, curve=curve)
+        assert repr(curve[-1] if type(curve) is tuple and curve else curve) in str(caught.value)
+
     def test_psa_and_dense_steps_that_are_named_have_a_budget(self) -> None:
         """psa was measured to be better so, see docs/nano.md."""
         usual = {"dense_steps": 0.2, "dense_layers": (0,)}

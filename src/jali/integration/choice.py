@@ -8,7 +8,7 @@ from typing import Any
 from jali.integration.config import BUDGET, TOTAL, WARMUP
 from jali.integration.models.preset import preset_for
 from jali.methods import METHODS, Dense, Method, Schedule, make_method
-from jali.planning.curve import Curve, usual_shape
+from jali.planning.curve import Curve, check_shape, usual_shape
 from jali.value import check_share, check_steps
 
 
@@ -65,6 +65,8 @@ def check_asked(
         check_share(name, budget)
     if budget is not None and total is not None:
         raise ValueError(f"{name} and total ask for the same in two ways: give one of them")
+    if curve is not None:
+        check_shape("curve", curve)
     if curve is not None and total is None:
         raise ValueError(f"curve={curve!r} spreads a total along the run: give total= too")
 
@@ -87,7 +89,7 @@ def with_total(method: Method, total: float, curve: str | tuple[float, ...] | No
     given, and one that falls where it has none."""
     own = method if isinstance(method, Schedule) else Schedule(method)
     known = own.curve or Curve(total, usual_shape(total, own.base.linear_from))
-    made = replace(known, total=total, shape=curve or known.shape)
+    made = replace(known, total=total, shape=known.shape if curve is None else curve)
     return replace(own, budgets=(), curve=made)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jali.value import check_choice, check_share
 
@@ -46,13 +47,11 @@ class Curve:
         check_share("floor", self.floor)
         if self.total == 0:
             raise ValueError("total must be a share above 0, got 0")
-        if isinstance(self.shape, str):
-            check_choice("shape", self.shape, SHAPES)
-        else:
-            object.__setattr__(self, "shape", _positive("shape", self.shape))
-            if not self.shape:
-                raise ValueError(f"shape is one of {', '.join(SHAPES)} or a tuple, got ()")
-        object.__setattr__(self, "layers", _positive("layers", self.layers))
+        check_shape("shape", self.shape)
+        check_factors("layers", self.layers)
+        if not isinstance(self.shape, str):
+            object.__setattr__(self, "shape", tuple(map(float, self.shape)))
+        object.__setattr__(self, "layers", tuple(map(float, self.layers)))
 
     @property
     def words(self) -> str:
@@ -128,12 +127,24 @@ def usual_shape(total: float, linear_from: float = LINEAR_FROM) -> str:
     return "linear" if total >= linear_from else "exponential"
 
 
-def _positive(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    found = tuple(float(value) for value in values)
-    for value in found:
-        if not 0 < value < math.inf:
-            raise ValueError(f"every one of {name} is a number above 0, got {value!r}")
-    return found
+def check_shape(name: str, value: Any) -> None:
+    """The name of a curve, or relative budgets along the run."""
+    if isinstance(value, str):
+        check_choice(name, value, SHAPES)
+    elif not isinstance(value, Sequence) or not value:
+        raise ValueError(f"{name} must be {', '.join(SHAPES)} or a tuple of numbers, got {value!r}")
+    else:
+        check_factors(name, value)
+
+
+def check_factors(name: str, values: Any) -> None:
+    """Numbers above 0."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"{name} must be a tuple of numbers above 0, got {values!r}")
+    for value in values:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and 0 < value < math.inf):
+            raise ValueError(f"every one of {name} must be a number above 0, got {value!r}")
 
 
 def _between(values: tuple[float, ...], at: float) -> float:
