@@ -104,8 +104,8 @@ def gain(result: Result) -> str | None:
     low, high = (f"{speedup(row, total):.1f}×" for total in (0.5, 0.3))
     return (
         f"All steps of a generation together get **{low} to {high} faster** than with "
-        f"FlashAttention-4, where a half or three tenths of the attention work are done: Wan 2.1 "
-        f"1.3B at 720p on an {result['machine']['gpu']}, 50 steps, everything included that "
+        f"FlashAttention-4, where `entropy` does a half or three tenths of the attention work: Wan "
+        f"2.1 1.3B at 720p on an {result['machine']['gpu']}, 50 steps, everything included that "
         f"planning takes (measured with random weights, {result['machine']['date']})."
     )
 
