@@ -16,6 +16,7 @@ import jali
 from jali.integration.families import FAMILIES, Family
 from jali.integration.processor import SparseProcessor
 from jali.methods import Entropy, Psa, RateDistortion, Schedule
+from jali.planning.budget import Budget
 from jali.planning.curve import Curve
 
 BLOCKS: dict[str, Any] = {"q_block": 64, "k_block": 64}
@@ -356,6 +357,26 @@ class TestSchedule:
         with pytest.raises(ValueError, match="curve must be") as caught:
             self.method(named, total=0.4, curve=curve)
         assert repr(curve[-1] if type(curve) is tuple and curve else curve) in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("name", "option"),
+        [("rd", {"price": 0.01}), ("rd", {"budget": 0.2}), ("rf_v2", {"sparsity": 0.7})],
+        ids=str,
+    )
+    @pytest.mark.parametrize("amount", [{"total": 0.4}, {"mean_budget": 0.3}], ids=str)
+    def test_an_option_that_says_how_much_stands_alone(
+        self, name: str, option: dict[str, float], amount: dict[str, float]
+    ) -> None:
+        words = [f"{key}={value}" for key, value in (option | amount).items()]
+        with pytest.raises(ValueError, match=rf"option {words[0]} and {words[1]} say in two ways"):
+            self.method(name, **option, **amount)
+
+    def test_bounds_of_heads_and_shares_of_levels_go_with_a_total(self) -> None:
+        bounds = Budget(0.5, floor=0.2)
+        made = self.method("entropy", budget=bounds, total=0.4)
+        assert made == Schedule(Entropy(bounds), curve=Curve(0.4))
+        ranges = ((1, (0.0, 0.3)), (0, (0.3, 1.0)))
+        assert self.method("psa", mask_ratios=ranges, total=0.4).inner.mask_ratios == ranges
 
     def test_psa_and_dense_steps_that_are_named_have_a_budget(self) -> None:
         """psa was measured to be better so, see docs/nano.md."""

@@ -591,6 +591,7 @@ def test_a_method_of_ones_own_is_read_and_written(mine: type[Method], tmp_path: 
         ({"limit": "2"}, ".options.limit must be a finite number, got '2'"),
         ({"weights": 0.5}, ".options.weights must be a list, got 0.5"),
         ({"pair": ["a"]}, ".options.pair must be a list of 2, got ['a']"),
+        ({"weights": "1,2"}, ".options.weights must be a list in brackets, got '1,2'"),
         ({"pair": ["a", 1]}, ".options.pair[1] must be true or false, got 1"),
         ({"levels": {"two": [0, 1]}}, ".options.levels: the key 'two' must be an int"),
         ({"levels": {2: [0]}}, ".options.levels.2 must be a list of 2"),

@@ -8,8 +8,12 @@ from typing import Any
 from jali.integration.config import BUDGET, TOTAL, WARMUP
 from jali.integration.models.preset import preset_for
 from jali.methods import METHODS, Dense, Method, Schedule, make_method
+from jali.planning.budget import Budget
 from jali.planning.curve import Curve, check_shape, usual_shape
 from jali.value import check_share, check_steps
+
+# Options that say how much is read, as a budget or a total does.
+AMOUNTS = ("budget", "price", "sparsity", "sparsity_ratio")
 
 
 def chosen_method(
@@ -29,7 +33,8 @@ def chosen_method(
     by_name = isinstance(asked, str) and asked in METHODS
     if by_name:
         method = make_method(asked, **options)
-        said = {"budget", "sparsity", "sparsity_ratio", "mask_ratios", "price"} & set(options)
+        _check_amounts(options, budget, total)
+        said = {*AMOUNTS, "mask_ratios"} & set(options)
         own = getattr(method, "budget", BUDGET) is None  # a threshold or a pattern of its own
         if budget is None and total is None and not (said or own or isinstance(method, Dense)):
             # Who names dense steps or layers wants those, and a budget for the rest.
@@ -69,6 +74,20 @@ def check_asked(
         check_shape("curve", curve)
     if curve is not None and total is None:
         raise ValueError(f"curve={curve!r} spreads a total along the run: give total= too")
+
+
+def _check_amounts(options: dict[str, Any], budget: float | None, total: float | None) -> None:
+    """No option may say what a budget or a total says beside it."""
+    asked = {"mean_budget": budget, "total": total}
+    other = next((f"{name}={value:g}" for name, value in asked.items() if value is not None), None)
+    for name in AMOUNTS:
+        value = options.get(name)
+        bounds = isinstance(value, Budget) and value != Budget(value.mean)  # a floor is no amount
+        if other is not None and value is not None and not bounds:
+            raise ValueError(
+                f"the option {name}={value!r} and {other} say in two ways how much is read: leave "
+                f"one of them out"
+            )
 
 
 def usual_schedule(

@@ -128,7 +128,9 @@ def _read_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
 def _read_tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     any_length = kinds[-1:] == (...,)
     if not isinstance(value, list | tuple) or not (any_length or len(value) == len(kinds)):
-        fail(path, f"must be a list{'' if any_length else f' of {len(kinds)}'}, got {value!r}")
+        size = "" if any_length else f" of {len(kinds)}"
+        brackets = " in brackets" if isinstance(value, str) else ""
+        fail(path, f"must be a list{size}{brackets}, got {value!r}")
     kinds = kinds[:1] * len(value) if any_length else kinds
     return tuple(read(kinds[i], item, f"{path}[{i}]") for i, item in enumerate(value))
 
