@@ -1,7 +1,7 @@
 """Quality per total work, on nano: methods and schedules at equal achieved totals.
 
     python -m benchmarks.nano_quality --output benchmarks/results/quality-totals.json
-    python -m benchmarks.nano_quality --output FILE "rd:samples=4 exponential .4,.3 12"
+    python -m benchmarks.nano_quality --output FILE "rd:samples=8 exponential .4,.3 12"
 
 Every row is a run of the same prompts and noise as the dense run of as many steps, and PSNR, SSIM
 and LPIPS of its frames against that. The total is the share of *all* self-attention work, dense

@@ -1,4 +1,4 @@
-"""What a row of the quality benchmark is, and how it is written: `rd:samples=4 exponential .4 12`.
+"""What a row of the quality benchmark is, and how it is written: `rd:samples=8 exponential .4 12`.
 
 METHOD SCHEDULE TOTAL STEPS, with several totals or steps between commas. Methods and schedules are
 written as in `jali arena` (`jali/evaluation/arena/row.py`); `cached` is one more, which replays a
@@ -25,7 +25,7 @@ from jali.methods import METHODS, Method, Schedule
 from jali.value import suggest
 
 CACHED = "cached"
-EXAMPLE = "'rd:samples=4 exponential .4 12'"
+EXAMPLE = "'rd:samples=8 exponential .4 12'"
 
 
 @dataclass(frozen=True)

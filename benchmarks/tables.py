@@ -508,6 +508,14 @@ def curves_table() -> str | None:
     return "\n\n".join(page(json.loads(file.read_text("utf-8"))) for file in files) or None
 
 
+def clip_times_table() -> str | None:
+    """Whole clips on a CPU, a part for every size."""
+    from clip_time_tables import page
+
+    files = sorted(RESULTS.glob("clip-times-*.json"), reverse=True)
+    return "\n\n".join(page(json.loads(file.read_text("utf-8"))) for file in files) or None
+
+
 def probes_table() -> str | None:
     """What probes change."""
     from probe_tables import page
@@ -667,6 +675,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "nano-quality": nano_quality_table,
     "nano-curves": curves_table,
     "nano-probes": probes_table,
+    "clip-times": clip_times_table,
     "nano-reading": functools.partial(of_totals, "reading"),
     "nano-sentence": functools.partial(of_totals, "sentence"),
     "nano-rows": functools.partial(of_totals, "rows_section"),

@@ -50,7 +50,7 @@ BUDGET = 0.3
 METHODS: dict[str, Method] = {
     "entropy": Entropy(Budget(BUDGET)),
     "rd": RateDistortion(BUDGET),
-    "rd, mean or skip": RateDistortion(BUDGET, samples=4, levels=("mean", "skip")),
+    "rd, no probes": RateDistortion(BUDGET, probes=0),
 }
 Step = Callable[[int], Tensor]  # the result of a call at a step
 

@@ -41,6 +41,7 @@ START = time.monotonic()
 HEADS, DIM = 12, 128
 SIZES = {"480p": (21, 30, 52), "720p": (21, 45, 80)}
 BUDGETS = (0.3, 0.5)
+ALL_LEVELS = RateDistortion(0.3, levels=(2, 4, 8, "mean", "skip"))
 RESULT: dict[str, Any] = {"what": "planning and whole calls of methods", "rows": []}
 
 
@@ -135,7 +136,7 @@ def methods() -> Iterator[tuple[str, Method]]:
 
 
 def rd_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid, dense: float) -> None:
-    method = RateDistortion(0.3)
+    method = ALL_LEVELS
     prepared = call_of(method, q, k, v, grid)
     layout, levels, scale = prepared.layout, method.codes, DIM**-0.5
     work = 4 * grid.tokens**2 * DIM * HEADS / 1e9  # GFLOP of dense attention
@@ -164,7 +165,7 @@ def rd_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid, dense: 
         add(size=size, rd="choosing", budget=budget, ms=choosing)
     for name, kind in (
         ("all levels", method),
-        ("mean, skip", RateDistortion(levels=("mean", "skip"))),
+        ("mean, skip", RateDistortion()),
     ):
         prepared = call_of(kind, q, k, v, grid)
         query, values = prepared.query(q, k, v, Site())
@@ -185,7 +186,7 @@ def rd_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid, dense: 
 def level_rows(size: str, q: Tensor, k: Tensor, v: Tensor, grid: TokenGrid) -> None:
     """What a block takes at each level, of what it takes to read one in full: by how much a call
     takes longer where more blocks are read so."""
-    prepared = call_of(RateDistortion(), q, k, v, grid)
+    prepared = call_of(ALL_LEVELS, q, k, v, grid)
     query, values = prepared.query(q, k, v, Site())
 
     def taken(level: int, share: float) -> tuple[float, float]:

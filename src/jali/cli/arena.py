@@ -37,7 +37,7 @@ EXAMPLES = (
     "jali arena --model nano --quick --output runs/arena",
     "jali arena --model nano --totals 0.5,0.4,0.3 --steps 12 --num-prompts 16 --batch 16 "
     "--output runs/arena-12",
-    'jali arena --model wan-t2v-1.3b --totals 0.4 --methods "entropy rd:samples=4" --schedule '
+    'jali arena --model wan-t2v-1.3b --totals 0.4 --methods "entropy rd:samples=8" --schedule '
     "graded,esa --minutes 120 --output runs/wan",
 )
 
@@ -62,7 +62,7 @@ def arena(
     methods: Annotated[
         str,
         typer.Option(
-            help="Comma-separated, with options as in rd:samples=4; or all. random and local are "
+            help="Comma-separated, with options as in rd:samples=8; or all. random and local are "
             "always there.",
             autocompletion=completion.several(completion.contestants),
         ),

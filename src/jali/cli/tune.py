@@ -19,7 +19,7 @@ from jali.generation.settings import Settings
 EXAMPLES = (
     "jali tune --model nano --target-psnr 35 --output nano.yaml",
     "jali tune --model wan-t2v-1.3b --speedup 1.8 --minutes 120 --output wan.yaml",
-    'jali tune --model nano --target-ssim 0.95 --method "rd:samples=4 entropy" --height 128 '
+    'jali tune --model nano --target-ssim 0.95 --method "rd:samples=8 entropy" --height 128 '
     "--width 128 --num-frames 33 --output small.yaml",
 )
 
@@ -46,7 +46,7 @@ def tune(
     method: Annotated[
         str,
         typer.Option(
-            help="Those to try, comma-separated, with options as in rd:samples=4.",
+            help="Those to try, comma-separated, with options as in rd:samples=8.",
             autocompletion=completion.several(completion.contestants),
         ),
     ] = ",".join(METHODS),

@@ -238,7 +238,7 @@ def read_options(told: str, word: str) -> dict[str, Any]:
         return {str(part.arg): _value(part.value) for part in call.keywords}
     except (SyntaxError, ValueError):
         raise InputError(
-            f"options are name=value between commas, as in rd:samples=4,keep=0.25, got {word!r}"
+            f"options are name=value between commas, as in rd:samples=8,keep=0.25, got {word!r}"
         ) from None
 
 

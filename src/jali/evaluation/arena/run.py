@@ -74,7 +74,7 @@ def arena(
     Args:
         pipe_or_model: a model's name, or a pipeline of `settings.model`.
         output: the arena's folder: `arena.json`, a page, a plot, and a run folder for every row.
-        methods: names, which may have options (`"rd:samples=4"`); "all" is every one registered.
+        methods: names, which may have options (`"rd:samples=8"`); "all" is every one registered.
         totals: asked shares, above 0 and at most 1.
         schedule: "graded" (falling exponentially), "linear", "flat", "esa", or several of them.
         prompts: texts; those that ship with the model where none are given.

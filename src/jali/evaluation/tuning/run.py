@@ -88,7 +88,7 @@ def tune(
             `-tuning` behind it.
         target_psnr, target_ssim, target_lpips, speedup: the target, exactly one: a mean over clips
             against the dense run of the same noise, or how many times as fast as dense.
-        methods: names, which may have options, as in `"rd:samples=4"`.
+        methods: names, which may have options, as in `"rd:samples=8"`.
         prompts: two texts or more; eight of those that ship with the model where none are given.
         batch: prompts in one call of the pipeline.
         minutes: keep to these, with fewer prompts and tries where it must be.
