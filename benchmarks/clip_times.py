@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "size": size, "tokens": studio.tokens, "steps": steps, "guidance": GUIDANCE, "clips": {},
     }  # fmt: skip
     for row in rows:  # what happens at first use is nobody's speed
-        studio.make(2, row.spread(make(row), row.total, studio.layers))
+        studio.make(1, make(row).with_budget(row.total))
     for sentence in sentences:
         found = of_prompt(replace(studio, sentences=(sentence,)), steps, rows)
         result["clips"][sentence] = found
