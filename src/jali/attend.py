@@ -188,7 +188,7 @@ class PreparedCall(NamedTuple):
         probes = None
         if self.method.probes:
             probes = probe(query, arranged_v, executed, self.method.probes)
-            planning += correction_share(self.layout, self.method.probes)
+            planning += correction_share(self.layout, self.method.probes, q.shape[3])
         # A rearranged copy has no other use than to hold the result.
         rearranged = self.layout.q.index is not None or query.orders is not None
         out_buffer = query.q if rearranged else None

@@ -148,6 +148,8 @@ def _rounding(out: Tensor) -> float:
     return torch.finfo(out.dtype).eps ** 2
 
 
-def correction_share(layout: BlockLayout, count: int) -> float:
-    """What probes take, as a share of dense attention's arithmetic."""
-    return min(1.0, count / layout.q.tokens)
+def correction_share(layout: BlockLayout, count: int, dim: int) -> float:
+    """What probes take, as a share of dense attention's arithmetic: their own rows over all keys,
+    and for every row a product with a `dim` × `dim` matrix. The fit itself is nothing beside it."""
+    rows = min(count, layout.q.tokens) / layout.q.tokens
+    return rows + dim / (2 * layout.k.tokens)
