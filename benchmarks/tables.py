@@ -178,6 +178,7 @@ def planning_table() -> str:
     import torch
 
     from jali import Blocks, Method, RateDistortion, TokenGrid
+    from jali.correction import correction_share
     from jali.methods import METHODS
 
     grid, rd = TokenGrid.video(21, 30, 52), RateDistortion()
@@ -198,9 +199,13 @@ def planning_table() -> str:
         layout = method.layout(grid, None, 0, method.blocks(Blocks(256, 128)), torch.device("cpu"))
         often = "four times a run" if method.keeps_tables else "every call"
         lines.append(f"| {name} | {seen} | {method.planning_share(layout):.3f} | {often} |")
+    probed = correction_share(layout, rd.probes, 128)
+    seen = f"{rd.probes} queries, all keys and values; then all outputs"
+    lines.append(f"| `probes={rd.probes}`, as `rd` has | {seen} | {probed:.3f} | every call |")
     lines += [
         "",
-        f"Shares are of arithmetic, for {grid.tokens:,} tokens; times are for the machine to say.",
+        f"Shares are of arithmetic, for {grid.tokens:,} tokens and heads of 128; times are for the "
+        "machine to say.",
     ]
     return "\n".join(lines)
 
