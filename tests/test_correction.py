@@ -22,6 +22,7 @@ from jali import (
 )
 from jali.correction import RIDGE, Probes, correct
 from jali.methods import METHODS
+from jali.methods.method import FEWEST_PROBES
 from oracle import relative, sdpa, tensors
 
 SMALL = Entropy(Budget(0.3), q_block=32, k_block=16)
@@ -185,11 +186,27 @@ def test_a_sample_and_a_head_do_not_depend_on_others() -> None:
     torch.testing.assert_close(heads[:, 1:3], some)
 
 
-def test_few_probes_and_more_than_there_are_rows() -> None:
+def test_few_that_count_change_nothing() -> None:
+    """Where a clip is short, or most rows read everything."""
+    make = torch.Generator().manual_seed(0)
+    out = torch.randn(1, 2, 400, 8, generator=make)
+    exact = 1.5 * out + 1
+    for count in (1, 2, FEWEST_PROBES - 1):
+        found = correct(out.clone(), probes_of(exact, torch.arange(0, 400, 20)[:count]))
+        assert torch.equal(found, out)
+    enough = probes_of(exact, torch.arange(0, 400, 400 // FEWEST_PROBES))
+    assert (correct(out.clone(), enough) - exact).norm() < 0.3 * (out - exact).norm()
+
+    q, k, v = alike()
+    method, length = replace(SMALL, probes=64), [100]  # eleven of 64 are real
+    plain = attend(q, k, v, method=SMALL, grid=GRID, key_length=length).out
+    found = attend(q, k, v, method=method, grid=GRID, key_length=length).out
+    assert torch.equal(found, plain)
+
+
+def test_more_than_there_are_rows() -> None:
     q, k, v = alike()
     exact, plain = sdpa(q, k, v), attend(q, k, v, method=SMALL, grid=GRID).out
-    one = attend(q, k, v, method=replace(SMALL, probes=1), grid=GRID).out
-    torch.testing.assert_close(one, plain)  # nothing is left to be believed
     every = attend(q, k, v, method=replace(SMALL, probes=10**6), grid=GRID)
     assert relative(every.out, exact) < relative(plain, exact)
     assert every.planning >= 1
@@ -226,10 +243,10 @@ def test_a_schedule_hands_them_on() -> None:
     assert torch.equal(found.out, inner.out)
 
 
-@pytest.mark.parametrize("method", [replace(SMALL, probes=8), AdaBsa(0.5, probes=8)])
+@pytest.mark.parametrize("method", [replace(SMALL, probes=16), AdaBsa(0.5, probes=16)])
 def test_they_cannot_be_causal(method: Entropy | AdaBsa) -> None:
     q, k, v = tensors(200)
-    with pytest.raises(ValueError, match="probes=8 cannot be causal"):
+    with pytest.raises(ValueError, match="probes=16 cannot be causal"):
         attend(q, k, v, method=method, causal=True)
 
 
@@ -239,3 +256,5 @@ def test_what_is_no_count_is_refused(name: str) -> None:
         METHODS[name](probes=-1)
     with pytest.raises(TypeError, match=r"probes must be an int, got 0\.5"):
         METHODS[name](probes=0.5)
+    with pytest.raises(ValueError, match="probes must be 0 or at least 16, got 15: so few rows"):
+        METHODS[name](probes=15)

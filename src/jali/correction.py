@@ -7,7 +7,7 @@ everywhere. Written as an affine function of its own output, fitted on a few pro
 
 that error is known for every row, and is added. W is a ridge regression for each head. How much of
 it is believed follows from what it tells of probes that it was not made from (each left out once,
-in closed form): 0 where rows have nothing in common.
+in closed form): 0 where rows have nothing in common, or where few of the probes count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from jali import kernels
 from jali.backends import dense
-from jali.methods.method import Query
+from jali.methods.method import FEWEST_PROBES, Query
 from jali.methods.sampling import jittered_positions
 from jali.planning.plan import BlockPlan
 from jali.planning.scoring import at_least_fp32
@@ -108,6 +108,7 @@ def correct(out: Tensor, probes: Probes) -> Tensor:
         found: Tensor = kernels.load("correction").correct_rows(
             out, probes.parts, probes.lse, probes.rows, probes.sparse, probes.q_block,
             probes.padding and probes.padding.length, RIDGE, LEAST, TINY, _rounding(out),
+            FEWEST_PROBES,
         )  # fmt: skip
         return found
     tokens = out.shape[2]
@@ -134,13 +135,14 @@ def correct(out: Tensor, probes: Probes) -> Tensor:
     lacking = (y + y_mean).masked_fill(~counted, 0)
     told = lacking - (y - x @ weight).masked_fill(~counted, 0) / (1 - own).clamp_min(LEAST)
     believed = (lacking * told).sum((2, 3)) / told.square().sum((2, 3)).clamp_min(TINY)
-    believed = torch.where(number.flatten(2).squeeze(-1) < 2, 0, believed)  # one leaves none out
+    believed = torch.where(number.flatten(2).squeeze(-1) < FEWEST_PROBES, 0, believed)
     believed = believed.nan_to_num_(0.0).clamp_(0, 1)[..., None, None]
     weight, shift = (
         (some * believed).nan_to_num_(0.0, 0.0, 0.0) for some in (weight, y_mean - x_mean @ weight)
     )
-    added = (at_least_fp32(out) @ weight).add_(shift)  # either may leave the range of fp16
-    return out.add_(added.masked_fill_(~probes.of_rows(tokens), 0))
+    added = (at_least_fp32(out) @ weight).add_(shift).masked_fill_(~probes.of_rows(tokens), 0)
+    corrected = added.add_(out).to(out.dtype)
+    return out.copy_(torch.where(corrected.isfinite(), corrected, out))  # else it left the range
 
 
 def _rounding(out: Tensor) -> float:

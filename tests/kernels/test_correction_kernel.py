@@ -74,7 +74,7 @@ def case(
 @pytest.mark.parametrize("alike", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("shape", "rows", "parts"),
-    [((1, 2, 200, 32), 64, 3), ((2, 2, 150, 40), 32, 1), ((1, 1, 130, 16), 16, 2),
+    [((1, 2, 200, 32), 64, 3), ((2, 2, 150, 40), 32, 1), ((1, 1, 130, 16), 32, 2),
      ((1, 1, 300, 128), 48, 1)],
 )  # fmt: skip
 def test_what_rows_lack(
@@ -91,7 +91,7 @@ def test_what_rows_lack(
     want = correct(out.double(), given._replace(parts=exact))
     kept = out.clone(memory_format=torch.preserve_format)
     found = correct_rows(
-        kept, several, lse, at, sparse, 16, padding.length, RIDGE, LEAST, TINY, rounding
+        kept, several, lse, at, sparse, 16, padding.length, RIDGE, LEAST, TINY, rounding, 16
     )  # fmt: skip
     assert found is kept
     assert relative(found, want) < (1e-5 if dtype == torch.float32 else 6e-3)
@@ -105,7 +105,7 @@ def test_what_rows_lack(
 def test_sizes_of_values_do_not_matter(size: float) -> None:
     out, several, lse, at = case(torch.float32, 1, 1, 120, 16, 32, 2, 1.0)
     sparse = torch.ones(1, 1, 1, dtype=torch.bool, device=DEVICE)
-    numbers = at, sparse, 120, None, RIDGE, LEAST, TINY, 1e-12
+    numbers = at, sparse, 120, None, RIDGE, LEAST, TINY, 1e-12, 16
     want = correct_rows(out.clone(), several, lse, *numbers)
     found = correct_rows(out * size, several * size, lse, *numbers)
     torch.testing.assert_close(found / size, want)
@@ -133,7 +133,7 @@ def test_rows_that_differ_by_rounding_alone_say_nothing(
 def test_what_is_no_number_takes_no_part() -> None:
     out, several, lse, at = case(torch.float32, 1, 2, 160, 32, 32, 2, 1.0)
     sparse = torch.ones(1, 1, 10, dtype=torch.bool, device=DEVICE)
-    rest = RIDGE, LEAST, TINY, 1e-12
+    rest = RIDGE, LEAST, TINY, 1e-12, 16
     broken, other = out.clone(), several.clone()
     broken[0, 0, at[3]] = torch.nan
     other[0, 1, 1, 5] = torch.inf
@@ -151,6 +151,35 @@ def test_what_is_no_number_takes_no_part() -> None:
         rows = torch.arange(160, device=DEVICE) != at[3]
         torch.testing.assert_close(found[:, head, rows], want[:, head, rows], atol=1e-4, rtol=1e-4)
     assert found[0, 0, at[3]].isnan().all()
+
+
+def test_few_that_are_asked_say_nothing() -> None:
+    out, several, lse, at = case(torch.float32, 2, 2, 160, 32, 32, 2, 1.0)
+    sparse = torch.zeros(2, 1, 10, dtype=torch.bool, device=DEVICE)
+    sparse[0, :, :5], sparse[1, :, :4] = True, True  # 16 probes, and 13
+    numbers = at, sparse, 16, None, RIDGE, LEAST, TINY, 1e-12
+    found = correct_rows(out.clone(), several, lse, *numbers, 16)
+    assert torch.equal(found[1], out[1])
+    changed = (found[0] != out[0]).any(-1)
+    assert changed[:, :80].all()
+    assert not changed[:, 80:].any()
+    assert torch.equal(correct_rows(out.clone(), several, lse, *numbers, 17), out)
+
+
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_nothing_leaves_the_range(by_kernel: bool) -> None:
+    """Rows that few resemble may be told far too much."""
+    out, several, lse, at = case(torch.float16, 1, 2, 160, 16, 32, 1, 1.0)
+    out[0, 0, 1] = 60000.0  # no probe
+    out[0, 1, 1] = torch.inf
+    assert 1 not in at
+    sparse = torch.ones(1, 1, 10, dtype=torch.bool, device=DEVICE)
+    probes = Probes(at, several, lse if by_kernel else None, sparse, 16)
+    plain, found = out.clone(), correct(out, probes)
+    assert not torch.equal(found[0, 0, 2:], plain[0, 0, 2:])
+    assert found[0, 0].isfinite().all()
+    assert found[0, 0, 1].max() >= 60000
+    assert not found[0, 1, 1].isfinite().any()
 
 
 @pytest.mark.parametrize("padded", [False, True])

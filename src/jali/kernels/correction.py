@@ -119,7 +119,7 @@ def _fit_kernel(
     key_length,  # of the queries too; or unused
     weight, shift,  # [B, H, D_PAD, D_PAD] and fp32 [B, H, D_PAD]
     heads, count, splits, q_block, sparse_b, sparse_h, out_b, out_h, out_s,
-    ridge, least, tiny, rounding,
+    ridge, least, tiny, rounding, fewest,
     D: tl.constexpr, D_PAD: tl.constexpr, R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr,
     HAS_LENGTH: tl.constexpr,
 ):  # fmt: skip
@@ -164,7 +164,7 @@ def _fit_kernel(
     norm = tl.maximum(tl.sum(tl.sum(told * told, 1), 0), tiny)
     believed = tl.sum(tl.sum(y * told, 1), 0) / norm
     believed = tl.minimum(tl.maximum(tl.where(believed == believed, believed, 0.0), 0.0), 1.0)
-    believed = tl.where(number < 2, 0.0, believed)  # one leaves none out
+    believed = tl.where(number < fewest, 0.0, believed)
 
     left = left * (believed / strength)
     constant = y_mean * believed
@@ -198,7 +198,9 @@ def _apply_kernel(
     x = tl.load(at, mask=within, other=0.0)
     w = tl.load(weight + slot * D_PAD * D_PAD + d[:, None] * D_PAD + d[None, :])
     added = tl.dot(x, w, input_precision=PRECISION) + tl.load(shift + slot * D_PAD + d)[None, :]
-    tl.store(at, (x.to(tl.float32) + added).to(out.dtype.element_ty), mask=within)
+    corrected = (x.to(tl.float32) + added).to(out.dtype.element_ty)
+    in_range = corrected.to(tl.float32) * 0.0 == 0.0
+    tl.store(at, tl.where(in_range, corrected, x), mask=within)
 
 
 def _steps(largest: float) -> int:
@@ -210,17 +212,19 @@ def _steps(largest: float) -> int:
 def correct_rows(
     out: Tensor, parts: Tensor, lse: Tensor, rows: Tensor, sparse: Tensor, q_block: int,
     key_length: Tensor | None, ridge: float, least: float, tiny: float, rounding: float,
+    fewest: int,
 ) -> Tensor:  # fmt: skip
     """`jali.correction.correct` for at most MOST_ROWS rows and a head dim of at most MOST_DIM.
 
     out [B, H, S, D] (the last dim contiguous) is overwritten and returned; `parts` and `lse` are
     those of `rows_attention`; `sparse` bool [B|1, H|1, M], of blocks of `q_block` queries; queries
-    at or beyond `key_length` are not asked.
+    at or beyond `key_length` are not asked. Where fewer than `fewest` of a head are asked, it
+    keeps what it has.
     """
     B, H, _, D = out.shape
     fit, apply = _launches(
         spec_of(out), tuple(parts.shape), tuple(sparse.shape), q_block, key_length is not None,
-        ridge, least, tiny, rounding,
+        ridge, least, tiny, rounding, fewest,
     )  # fmt: skip
     wide = padded_dim(D)
     weight = out.new_empty(B, H, wide, wide)
@@ -234,7 +238,7 @@ def correct_rows(
 @functools.lru_cache(maxsize=256)
 def _launches(
     out: TensorSpec, parts: tuple[int, ...], sparse: tuple[int, ...], q_block: int,
-    has_length: bool, ridge: float, least: float, tiny: float, rounding: float,
+    has_length: bool, ridge: float, least: float, tiny: float, rounding: float, fewest: int,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     B, H, S, D = out.shape
     splits, count = parts[2:4]
@@ -248,7 +252,7 @@ def _launches(
     fit = Launch(
         _fit_kernel, (B * H,),
         (H, count, splits, q_block, *steps, *out.stride[:3], ridge, least, tiny,
-         rounding),
+         rounding, fewest),
         {**constants, "R": height, "C": min(_COLUMNS, wide), "STEPS": _steps(1 + D / ridge),
          "HAS_LENGTH": has_length, "num_warps": 4, "num_stages": 1},
     )  # fmt: skip

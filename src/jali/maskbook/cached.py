@@ -9,14 +9,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from jali.maskbook import MaskBook
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, check_probes
 from jali.methods.rd import RateDistortion
 from jali.planning.budget import Budget
 from jali.planning.plan import BlockPlan
 from jali.planning.site import Site
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order
-from jali.value import check_count
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Cached(Method):
     uneven_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, least=0)
+        check_probes(self.probes)
         if not isinstance(self.book, MaskBook):
             raise TypeError(
                 f"Cached replays a MaskBook, got {self.book!r}; use MaskBook.open(path)"

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, check_probes
 from jali.planning.budget import blocks_for
 from jali.planning.plan import BlockPlan
 from jali.planning.scoring import antidiagonal_scores
 from jali.planning.selection import count_to_reach, keep_top
 from jali.tokens.layout import BlockLayout, Blocks
-from jali.value import check_count, check_share
+from jali.value import check_share
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AdaBsa(Method):
     STRIDE: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, least=0)
+        check_probes(self.probes)
         check_share("sparsity", self.sparsity)
         check_share("cdf_threshold", self.cdf_threshold)
         Blocks(self.block_size, self.block_size)

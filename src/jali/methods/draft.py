@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from jali.methods.method import Method, Query, kept_dense
+from jali.methods.method import Method, Query, check_probes, kept_dense
 from jali.planning.plan import BlockPlan
 from jali.planning.scoring import mean_scores
 from jali.planning.threshold import plan_of, within_share
@@ -42,7 +42,7 @@ class Draft(Method):
     own_schedule = kept_dense(0.3, (0,))  # timesteps above 925 of Wan: 15 of 50 steps
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, least=0)
+        check_probes(self.probes)
         check_share("sparsity_ratio", self.sparsity_ratio)
         check_count("pool_h", self.pool_h)
         check_count("pool_w", self.pool_w)

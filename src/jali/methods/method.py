@@ -28,6 +28,8 @@ from jali.value import check_count
 
 T = TypeVar("T", bound=Table)
 
+FEWEST_PROBES = 16
+
 
 class Query(NamedTuple):
     """Everything a plan may depend on, in the layout's order.
@@ -201,6 +203,16 @@ class Method(abc.ABC):
         return None
 
 
+def check_probes(count: Any) -> None:
+    """How many rows are computed densely too: none, or as many as say something of the others."""
+    check_count("probes", count, least=0)
+    if 0 < count < FEWEST_PROBES:
+        raise ValueError(
+            f"probes must be 0 or at least {FEWEST_PROBES}, got {count}: so few rows say too "
+            "little of all others"
+        )
+
+
 @dataclass(frozen=True)
 class Scored(Method):
     """A method that scores key blocks and reads the best of each query block.
@@ -217,7 +229,7 @@ class Scored(Method):
     probes: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, least=0)
+        check_probes(self.probes)
         if not isinstance(self.budget, Budget):
             raise TypeError(f"budget must be a Budget, as in Budget(0.3), got {self.budget!r}")
         for name in ("q_block", "k_block"):

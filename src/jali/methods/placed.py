@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, check_probes
 from jali.planning.plan import BlockPlan
 from jali.planning.ranking import RankedPairs
 from jali.tokens.layout import BlockLayout, Blocks
@@ -28,7 +28,7 @@ class Placed(Method):
     probes: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, least=0)
+        check_probes(self.probes)
         if self.budget is not None:
             check_share("budget", self.budget)
         check_count("block_size", self.block_size)

@@ -11,14 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, check_probes
 from jali.methods.sampling import jittered_positions
 from jali.planning.plan import RATIOS, SKIP, BlockPlan, check_ratios
 from jali.planning.scoring import key_similarity, peak_scores
 from jali.planning.selection import keep_pyramid, protect
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Gilbert, Order
-from jali.value import check_choice, check_count, check_share
+from jali.value import check_choice, check_share
 
 Range = tuple[float, float]
 Ranges = tuple[tuple[int, Range], ...]
@@ -73,7 +73,7 @@ class Psa(Method):
     TILE: ClassVar[int] = 32  # keys that PSA's kernels read at once
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, least=0)
+        check_probes(self.probes)
         check_choice("mode", self.mode, ("topk", "thresholdbound"))
         check_choice("axis", self.axis, ("block", "step"))
         check_choice("importance", self.importance, ("softmax", "surrogate"))

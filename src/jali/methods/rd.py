@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from jali.kernels.lists import MEAN
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, check_probes
 from jali.methods.sampling import jittered_positions
 from jali.planning.distortion import ErrorTable, error_table, samples_share
 from jali.planning.mixture import mixed_share, mixed_table
@@ -89,7 +89,7 @@ class RateDistortion(Method):
     linear_from: ClassVar[float] = math.inf  # early steps are worth more, whatever the total
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, least=0)
+        check_probes(self.probes)
         check_share("budget", self.budget)
         if self.price is not None and not _is_positive(self.price):
             raise ValueError(f"price must be a finite number above 0, got {self.price!r}")

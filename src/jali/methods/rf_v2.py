@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, check_probes
 from jali.planning.budget import blocks_for
 from jali.planning.plan import BlockPlan
 from jali.planning.scoring import at_least_fp32, block_means, mean_scores
@@ -17,7 +17,7 @@ from jali.planning.selection import keep_top
 from jali.tokens.grid import Box, TokenGrid
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import FrameWindows, Order, Raster, Tiled
-from jali.value import check_count, check_share
+from jali.value import check_share
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RfV2(Method):
     name: ClassVar[str] = "rf_v2"
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, least=0)
+        check_probes(self.probes)
         check_share("sparsity", self.sparsity)
         Blocks(self.block_size, self.block_size)
         object.__setattr__(self, "window", Tiled(self.window).window)

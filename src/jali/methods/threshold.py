@@ -8,12 +8,12 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from jali.methods.method import Method, Query
+from jali.methods.method import Method, Query, check_probes
 from jali.planning.plan import BlockPlan
 from jali.planning.threshold import plan_of, within_share
 from jali.tokens.layout import BlockLayout, Blocks
 from jali.tokens.order import Order, Raster
-from jali.value import check_count, check_share
+from jali.value import check_share
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Thresholded(Method):
     uneven_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count("probes", self.probes, least=0)
+        check_probes(self.probes)
         if self.budget is not None:
             check_share("budget", self.budget)
         Blocks(self.q_block, self.k_block)
