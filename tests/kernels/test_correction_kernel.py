@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -198,3 +202,39 @@ def test_a_whole_call(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(correction, "_use_kernel", lambda *_: True)
         found = attend(q, k, v, method=method, grid=grid, key_length=lengths).out
         torch.testing.assert_close(found[0], want[0], atol=1e-4, rtol=1e-3)
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from jali.kernels.correction import _apply_kernel, _fit_kernel, _steps
+types = {
+    **dict.fromkeys(("out", "parts", "weight"), "*bf16"),
+    **dict.fromkeys(("lses", "shift"), "*fp32"),
+    "rows": "*i64", "sparse": "*i1", "key_length": "*i32",
+    **dict.fromkeys(("ridge", "least", "tiny", "rounding"), "fp32"),
+}
+D = 64
+sizes = {"D": D, "D_PAD": D}
+fit = {"R": 64, "C": 32, "STEPS": _steps(1 + D / 0.05), "HAS_LENGTH": True}
+apply = {"TILE": 64, "PRECISION": "ieee"}
+for capability in (80, 90, 100, 120):
+    target = GPUTarget("cuda", capability, 32)
+    for kernel, own in ((_fit_kernel, fit), (_apply_kernel, apply)):
+        constants = sizes | own
+        given = {n: types.get(n, "i32") for n in kernel.arg_names if n not in constants}
+        source = ASTSource(kernel, given, constants)
+        options = {"num_warps": 4, "num_stages": 1}
+        assert compile(source, target=target, options=options).asm["cubin"]
+print("compiled")
+"""
+
+
+def test_it_compiles_for_gpus() -> None:
+    """For each generation: a reduction of a product in two steps does not for data-center
+    Blackwell."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.strip() == "compiled", done.stderr[-2000:]

@@ -142,10 +142,10 @@ def _fit_kernel(
     counted &= tl.sum(y * 0.0, 1) == 0.0  # 0 · x is 0 of numbers alone
     number = tl.maximum(tl.sum(counted.to(tl.float32), 0), 1.0)
     largest = tl.where(counted[:, None], tl.maximum(tl.abs(x), tl.abs(y)), 0.0)
-    size = tl.maximum(tl.max(tl.max(largest, 1), 0), tiny)
+    size = tl.maximum(tl.max(largest), tiny)
     y = tl.where(counted[:, None], y / size, 0.0)
     whole = tl.where(counted[:, None], x / size, 0.0)
-    whole = tl.sum(tl.sum(whole * whole, 1), 0)
+    whole = tl.sum(whole * whole)
     y_mean = tl.sum(y, 0) / number
     centred = tl.where(counted[:, None], y - y_mean[None, :], 0.0)
 
@@ -154,15 +154,15 @@ def _fit_kernel(
         some, _ = _columns(base, at, out_s, first, counted, number, size, D, C)
         square = tl.dot(some, tl.trans(some), acc=square, input_precision="tf32x3")
     same = i[:, None] == i[None, :]
-    varied = tl.sum(tl.sum(tl.where(same, square, 0.0), 1), 0)
+    varied = tl.sum(tl.where(same, square, 0.0))
     strength = (ridge * varied + rounding * whole) / D + tiny
     square = square / strength + tl.where(same, 1.0, 0.0)
     inverse = _inverse(square, same, 1 + D / ridge, STEPS)
     left = tl.dot(inverse, centred, input_precision="tf32x3")
     own = tl.sum(tl.where(same, inverse, 0.0), 1) - 1 / number
     told = tl.where(counted[:, None], y - left / tl.maximum(own, least)[:, None], 0.0)
-    norm = tl.maximum(tl.sum(tl.sum(told * told, 1), 0), tiny)
-    believed = tl.sum(tl.sum(y * told, 1), 0) / norm
+    norm = tl.maximum(tl.sum(told * told), tiny)
+    believed = tl.sum(y * told) / norm
     believed = tl.minimum(tl.maximum(tl.where(believed == believed, believed, 0.0), 0.0), 1.0)
     believed = tl.where(number < fewest, 0.0, believed)
 
