@@ -169,14 +169,14 @@ class TestSettings:
             found = Settings("nano", masks=str(of_rd), total=0.4, steps=steps).resolve()
             assert found.steps == (steps or model_card("nano").steps)
             assert found.curve == "exponential"
-        probed = Settings("nano", masks=str(file), total=0.6, options={"probes": 8}).resolve()
-        assert probed.make_method().probes == 8
+        probed = Settings("nano", masks=str(file), total=0.6, options={"probes": 16}).resolve()
+        assert probed.make_method().probes == 16
         assert probed.differences(settings)
         again = Settings.from_dict(json.loads(json.dumps(probed.to_dict()))).resolve()
         assert not again.differences(probed)
         with pytest.raises(ValueError, match="cached has the option probes, got samples"):
-            Settings("nano", masks=str(file), options={"samples": 8, "probes": 8}).check()
-        for wrong in ("many", -1, 0.5, True):
+            Settings("nano", masks=str(file), options={"samples": 8, "probes": 16}).check()
+        for wrong in ("many", -1, 8, 0.5, True):
             with pytest.raises((ValueError, TypeError), match=f"probes must be .* got {wrong!r}"):
                 Settings("nano", masks=str(file), options={"probes": wrong}).resolve()
         with pytest.raises(ValueError, match=r"for 4 steps, and 7 are asked for"):
