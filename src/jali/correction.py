@@ -141,8 +141,8 @@ def correct(out: Tensor, probes: Probes) -> Tensor:
         (some * believed).nan_to_num_(0.0, 0.0, 0.0) for some in (weight, y_mean - x_mean @ weight)
     )
     added = (at_least_fp32(out) @ weight).add_(shift).masked_fill_(~probes.of_rows(tokens), 0)
-    corrected = added.add_(out).to(out.dtype)
-    return out.copy_(torch.where(corrected.isfinite(), corrected, out))  # else it left the range
+    corrected, most = added.add_(out), torch.finfo(out.dtype).max
+    return out.copy_(torch.where(corrected.abs() <= most, corrected, out))  # else it left the range
 
 
 def _rounding(out: Tensor) -> float:
