@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -32,3 +36,17 @@ def _dot_in_float(self: Any, a: Any, b: Any, *rest: Any) -> Any:
 
 interpreter._patch_lang_tensor = _patch_with_item
 interpreter.InterpreterBuilder.create_dot = _dot_in_float
+
+
+@pytest.fixture
+def compiles() -> Callable[[str], None]:
+    """Runs a script that compiles kernels for GPUs, where nothing is interpreted."""
+
+    def run(script: str) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=environment
+        )
+        assert done.stdout.strip() == "compiled", done.stderr[-2000:]
+
+    return run
